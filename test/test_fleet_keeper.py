@@ -1,6 +1,8 @@
 """What a server keeps of its sessions: with a real service and a real model, and stores that a test can break."""
+import math
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from worldmodel_ros.engine.session_store import Fenced, claim, manifests, owner_
 from worldmodel_ros.serving.fleet.keeper import Keeper, KeeperSettings
 from worldmodel_ros.serving.fleet.move import MoveError, move
 from worldmodel_ros.serving.scheduler import Tier
-from worldmodel_ros.serving.service.messages import Tick
+from worldmodel_ros.serving.service.messages import ServiceFull, Tick
 from worldmodel_ros.serving.service.service import Service, ServiceSettings
 
 pytestmark = pytest.mark.slow
@@ -204,6 +206,188 @@ class Moving:
 
     def send_to(self, address, generation):
         self.did.append((address, generation))
+
+
+@pytest.fixture
+def device(served, monkeypatch):
+    """Pages as those of a device, which the engine's thread alone may copy and give away, and of which two servers have none in
+    common. ``dumped``, ``filled``: pages of each slab that was copied, and that was filled."""
+    storage, did = served[1].memory.pool.storage, SimpleNamespace(dumped=[], filled=[])
+
+    def by_the_engine(method, done):
+        def call(ids, *arrays):
+            assert threading.current_thread().name == 'service'
+            done.append(ids)
+            return method(ids, *arrays)
+        return call
+    monkeypatch.setattr(served[1].slab_index, 'share', lambda *what: None)
+    monkeypatch.setattr(storage, 'on_host', False)
+    monkeypatch.setattr(storage, 'dump', by_the_engine(storage.dump, did.dumped))
+    monkeypatch.setattr(storage, 'load_later', by_the_engine(storage.load_later, did.filled))
+    return did
+
+
+class Reads(HostStore):
+    """``read``: keys of slabs that were read."""
+
+    def __init__(self):
+        super().__init__()
+        self.read = []
+
+    def get(self, keys):
+        self.read += [key for key in keys if '/slabs/' in key]
+        return super().get(keys)
+
+
+def used(served):
+    return served[1].memory.pool.allocator.usage().used
+
+
+def test_pages_of_a_device_are_filled_before_the_robot_is_held_and_then_only_what_is_new(served, device):
+    store = Reads()
+    here, there = keeper_of(served, store), keeper_of(served, store, '/there')
+    robot, kept = opened(here, served)
+    twin, other = opened(here, served, 'twin')
+    for _ in range(5):
+        robot.tick()
+        twin.tick()
+    here.checkpoint(kept)
+    there.prepare('robot')
+    assert len(device.filled) == len(store.read) == 5
+    before = used(served)
+    for each in (robot, twin):
+        each.tick()
+    dumped = len(device.dumped)
+    here.checkpoint(kept, held=True)
+    assert len(device.dumped) == dumped + 1
+    there.prepare('robot')
+    there.prepare('robot')  # nothing is new
+    assert len(device.filled) == len(store.read) == 6
+    assert used(served) == before + 3  # a slab of each session, and of what was prepared
+    robot.tick()
+    twin.tick()
+    here.checkpoint(kept, held=True)
+    there.take_over('robot', 2)
+    assert len(device.filled) == len(store.read) == 7
+    kept.fenced = 'moved'
+    here.end(kept)
+    kept = there.open(robot, 'robot', 'robot')
+    robot.number = kept.number
+    np.testing.assert_array_equal(robot.tick().plan, twin.tick().plan)
+    there.end(kept)
+    here.end(other)
+    here.close()
+    there.close()
+    assert used(served) == 0
+
+
+@pytest.mark.parametrize('ends', ['in time', 'closed', 'opened', 'failed'])
+def test_a_session_that_was_prepared_and_does_not_come_gives_its_pages_back(served, device, ends, caplog):
+    store = HostStore()
+    here, there = keeper_of(served, store), keeper_of(served, store, '/there', prepared=0.2 if ends == 'in time' else 600.0)
+    robot, kept = opened(here, served)
+    for _ in range(3):
+        robot.tick()
+    here.end(kept)
+    assert used(served) == 0
+    there.prepare('robot')
+    assert used(served) == 3
+    if ends == 'in time':
+        end = time.monotonic() + 60
+        while used(served) and time.monotonic() < end:
+            time.sleep(0.01)
+    elif ends == 'opened':  # its robot has come by itself
+        kept = there.open(robot, 'robot', 'robot')
+        assert kept.frames == 3 and len(device.filled) == 3 and used(served) == 3
+        there.end(kept)
+    elif ends == 'failed':
+        key = store.list('robot/states').result()[0]
+        store.delete([key]).result()
+        with pytest.raises(StoreError):
+            there.prepare('robot')
+    if ends == 'closed':
+        there.close()
+    assert used(served) == 0
+    here.close()
+    if ends != 'closed':
+        there.close()
+
+
+def test_pages_of_a_prepared_session_are_for_who_needs_them_and_it_comes_all_the_same(served, device):
+    store, allocator = HostStore(), served[1].memory.pool.allocator
+    here, there = keeper_of(served, store), keeper_of(served, store, '/there')
+    robot, kept = opened(here, served)
+    for _ in range(3):
+        robot.tick()
+    here.end(kept)
+    there.prepare('robot')
+    usage = allocator.usage()
+    branches = allocator.lease()
+    ids = branches.allocate(usage.pages - usage.guaranteed - 1)  # of which two were held
+    assert allocator.usage().used == len(ids) and len(device.filled) == 3
+    branches.release(ids)
+    there.take_over('robot', 2)
+    assert len(device.filled) == 6
+    kept = there.open(robot, 'robot', 'robot')
+    robot.number = kept.number
+    robot.tick()
+    there.end(kept)
+    here.close()
+    there.close()
+    assert used(served) == 0
+
+
+def test_a_server_that_is_full_says_so_before_the_robot_is_held(served):
+    store = HostStore()
+    keeper = keeper_of(served, store)
+    robot, kept = opened(keeper, served)
+    robot.tick()
+    keeper.checkpoint(kept)
+    others = [opened(keeper, served, f'other{number}')[1] for number in range(5)]
+    with pytest.raises(ServiceFull):
+        keeper.prepare('robot')
+    for each in (kept, *others):
+        keeper.end(each)
+    keeper.close()
+
+
+@pytest.mark.parametrize('late', [0, 1])
+def test_a_robot_is_held_while_what_it_has_ticked_last_is_copied_and_no_more(served, device, monkeypatch, late):
+    """``late``: ticks that come after the target has been prepared."""
+    store = Reads()
+    here, there = keeper_of(served, store, period=1e6), keeper_of(served, store, '/there')
+    robot, kept = opened(here, served)
+    for _ in range(4):
+        robot.tick()
+    rounds = iter([3, 1])  # ticks while the target reads
+    before = {}
+
+    class Ticking(Asked):
+        def ask(self, kind, patience, *values):
+            if kind.__name__ == 'TakeOver':
+                before['filled'] = len(device.filled), len(store.read)
+            super().ask(kind, patience, *values)
+            for _ in range(next(rounds, 0) if kind.__name__ == 'Prepare' else 0):
+                robot.tick()
+
+    class Held(Moving):
+        def hold(self, patience):
+            for _ in range(late):
+                robot.tick()
+            here.ticked(kept)
+            assert not kept.storing  # the move does
+    monkeypatch.setattr('worldmodel_ros.serving.fleet.move.Peer', lambda address, files: Ticking(there))
+    kept.stored_at = -math.inf
+    moved = move(here, kept, Held(), '/there')
+    assert set(moved.parts) == {'capture', 'copy', 'write'} and sum(moved.parts.values()) <= moved.held
+    assert [len(device.filled) - before['filled'][0], len(store.read) - before['filled'][1]] == [late, late]
+    here.end(kept)
+    kept = there.open(robot, 'robot', 'robot')
+    robot.number = kept.number
+    robot.tick()
+    there.end(kept)
+    here.close()
+    there.close()
 
 
 @pytest.mark.parametrize('fails, did, owner', [

@@ -251,7 +251,7 @@ def test_who_waits_for_what_is_done_between_two_batches_is_told_when_the_service
     session, _ = rig.open()
     rig.tick(session, 1)
     rig.settle()
-    promises = [rig.service.captured(session), rig.service.leave(session, 1)]
+    promises = [rig.service.captured(session, lambda *both: both), rig.service.leave(session, 1)]
     rig.service.stop()
     for promise in promises:
         with pytest.raises(QuestionError, match='was stopped'):

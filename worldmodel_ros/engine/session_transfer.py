@@ -92,7 +92,7 @@ def run_pieces(pieces: Iterator[None], on_host: bool, call: Call, patience: floa
         for _ in pieces:
             pass
     else:
-        while wait(call(lambda session: _advance(pieces)), patience):
+        while wait(call(lambda session: advance(pieces)), patience):
             pass
 
 
@@ -112,6 +112,6 @@ def wait(promise: Promise, patience: float) -> Any:
             'engine that is never idle. What was being saved or loaded is given up') from None
 
 
-def _advance(pieces: Iterator[None]) -> bool:
-    """Whether there was one more."""
+def advance(pieces: Iterator[None]) -> bool:
+    """Run the next piece; whether there may be another one."""
     return next(pieces, pieces) is None

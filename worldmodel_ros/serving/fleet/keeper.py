@@ -18,13 +18,14 @@ from worldmodel_ros.cache.stores.measured import MeasuredStore
 from worldmodel_ros.cache.stores.protocol import NotStored, SlabStore, StoreError
 from worldmodel_ros.control.worker import uncancellable_future
 from worldmodel_ros.engine.engine import Engine
+from worldmodel_ros.engine.session_file import Capture
 from worldmodel_ros.engine.session_folder import SessionFileError
 from worldmodel_ros.engine.session_store import (
-    Fenced, Manifest, SessionLog, StoredSession, check_session, claim, claim_next, owner_of, read_newest)
-from worldmodel_ros.engine.session_transfer import wait
+    Checkpoint, Fenced, Manifest, SessionLog, StoredSession, check_session, claim, claim_next, owner_of, read_newest)
+from worldmodel_ros.engine.session_transfer import advance, wait
 from worldmodel_ros.engine.what_if import Question, QuestionError
 from worldmodel_ros.serving.service.client import Continuity
-from worldmodel_ros.serving.service.messages import Picture, Reply, ServiceListener, Tick
+from worldmodel_ros.serving.service.messages import Picture, Reply, ServiceFull, ServiceListener, Tick
 from worldmodel_ros.serving.service.service import Service
 from .residency import Residency
 
@@ -47,6 +48,7 @@ class KeeperSettings:
     robot is somewhere else. ``groups``: layer groups, each a blob of its own. ``history``: keep what has left the window.
     ``places``: sessions that have pages at a time, where the service takes more; the others are in the store until they are
     expected to tick (``Residency``). 0: all have. ``files``: as ``Endpoint.files``, for servers on other hosts.
+    ``prepared`` [s]: a session that was prepared and has not come by then gives its pages back.
     """
 
     period: float = 0.5
@@ -57,6 +59,7 @@ class KeeperSettings:
     history: bool = False
     places: int = 0
     files: tuple[str, str, str] = ('', '', '')
+    prepared: float = 20.0
 
 
 @dataclass(eq=False)
@@ -78,6 +81,8 @@ class Kept:
     manifest: Manifest | None = None  # the last one,
     stored_frames: int = -1           # and the frames that the session had seen by it
     away: bool = False                # the session has no pages; under the lock
+    moving: bool = False              # its move stores it
+    parts: dict[str, float] = field(default_factory=dict)  # s, of its last checkpoint
 
 
 class Keeper:
@@ -94,15 +99,19 @@ class Keeper:
         self._service, self._engine, self.address, self.settings = service, engine, address, settings
         self.store = MeasuredStore(store)
         self._executor = ThreadPoolExecutor(_THREADS, 'keeper')
+        # What is stored now and then has threads of its own: a robot that waits for its session does not wait for these.
+        self._storing = ThreadPoolExecutor(_THREADS, 'storing')
         self._lock = threading.Lock()
         self._names = [threading.RLock() for _ in range(_STRIPES)]  # of sessions that are being opened or ended
-        self._coming: dict[str, tuple[StoredSession, Manifest]] = {}  # prepared, and not taken over yet
+        self._coming: dict[str, _Prepared] = {}  # prepared, and not taken over yet; who was first, first
         self._parked: dict[str, Kept] = {}  # taken over, for a robot that is not here yet
         self._counts: Counter[str] = Counter()
         self._expect = expect
         self.residency = Residency(
             settings.places, _Pages(self), lambda kept, tick: service.tick(kept.number, tick), self._refuse,
             lambda kept, when: expect(kept.name, when)) if settings.places else None
+        for pool in engine.memory.pools:
+            pool.allocator.givers.append(self._give_pages)
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Promise:
         """Have one of the keeper's threads call a function, which may wait."""
@@ -123,13 +132,13 @@ class Keeper:
                 self._counts['attached'] += 1
                 return parked
             generation = claim_next(self.store, name, self.address)
-            stored = self._engine.stored_session(self.store)
+            stored = self._prepared(name) or self._engine.stored_session(self.store)
             try:
                 try:
                     manifest, wrong = read_newest(self.store, name, stored, self._allow)
                     for reason in wrong:
                         _log.error('session %s: %s; an earlier state of it is used', name, reason)
-                    kept = self._go_on(listener, account, stored, manifest, generation)
+                    kept = self._go_on(listener, account, stored, manifest, generation, {})
                     self._counts['resumed'] += 1
                     return kept
                 except NotStored as error:
@@ -146,20 +155,27 @@ class Keeper:
                 return self._added(Kept(name, number, generation, self._log_of(name, generation)))
 
     def prepare(self, name: str) -> Manifest:
-        """Read what is in the store of a session that is about to come. Waits; raises StoreError, SessionFileError."""
+        """
+        Have what is in the store of a session that is about to come in pages, so that little is left when it does.
+
+        It gives them back where others need them, and when it has not come for a while. Waits. Raises ServiceFull, OutOfPages,
+        StoreError, SessionFileError.
+        """
         check_session(name)
+        if self._service.full:
+            raise ServiceFull('this server has no place for another session')
         with self._alone(name):
-            with self._lock:
-                stored, _ = self._coming.pop(name, (None, None))
-            stored = stored or self._engine.stored_session(self.store)
+            stored, manifest = self._read(name)
             try:
-                manifest, _ = read_newest(self.store, name, stored)
-                self._fill(None, stored)
+                self._fill(stored)
             except BaseException:
                 stored.close()
                 raise
+            timer = threading.Timer(self.settings.prepared, self._give_back, [name, stored])
+            timer.daemon = True
             with self._lock:
-                self._coming[name] = stored, manifest
+                self._coming[name] = _Prepared(stored, timer)
+            timer.start()
             return manifest
 
     def take_over(self, name: str, generation: int) -> Kept:
@@ -168,17 +184,19 @@ class Keeper:
 
         Waits. Raises StoreError, AlreadyStored where another is the owner of this generation; ServiceFull.
         """
-        self.prepare(name)  # what is new since the last time
+        check_session(name)
+        parts: dict[str, float] = {}
         with self._alone(name):
-            with self._lock:
-                stored, manifest = self._coming.pop(name)
+            with _timed(parts, 'read'):
+                stored, manifest = self._read(name)  # what is new since it was prepared
             try:
                 if manifest.generation != generation - 1:
                     raise Fenced(f'session {name} is at generation {manifest.generation} in the store, not {generation - 1}')
                 # The session is there before it is claimed: with the claim, the other server's is over.
-                kept = self._go_on(_Parked(), None, stored, manifest, generation)
+                kept = self._go_on(_Parked(), None, stored, manifest, generation, parts)
                 try:
-                    claim(self.store, name, generation, self.address)
+                    with _timed(parts, 'claim'):
+                        claim(self.store, name, generation, self.address)
                 except BaseException:
                     if self.residency:
                         self.residency.remove(kept, self.settings.patience)
@@ -189,7 +207,8 @@ class Keeper:
             with self._lock:
                 self._parked[name] = kept
             self._counts['taken_over'] += 1
-            return kept
+        _log.info('session %s was taken over in %.1f ms: %s', name, sum(parts.values()) * 1e3, in_words(parts))
+        return kept
 
     def expects(self, name: str) -> bool:
         """Return whether a session was taken over for a robot that is not here yet."""
@@ -199,7 +218,7 @@ class Keeper:
     def rest(self, kept: Kept) -> None:
         """Store a session whose robot is not connected, and may go on with another server. Does not wait."""
         if not kept.closed and not kept.fenced:  # after what is being stored, which may lack the last tick
-            self._executor.submit(self._store, kept)
+            self._storing.submit(self._store, kept)
 
     def give_up(self, kept: Kept) -> None:
         """End a session that was taken over for a robot, if that has not come. Waits."""
@@ -214,10 +233,11 @@ class Keeper:
         now = time.monotonic()
         if self.residency:
             self.residency.answered(kept)
-        if kept.storing or kept.closed or kept.fenced or now - kept.stored_at < self.settings.period:
+        busy = kept.storing or kept.moving or kept.closed or kept.fenced
+        if busy or now - kept.stored_at < self.settings.period:
             return
         kept.storing, kept.stored_at = True, now
-        self._executor.submit(self._store, kept)
+        self._storing.submit(self._store, kept)
 
     def tick(self, kept: Kept, tick: Tick) -> None:
         """Hand a tick to the service: at once, or when its session has pages. Raises as ``Service.tick``."""
@@ -253,23 +273,33 @@ class Keeper:
         else:
             yield
 
-    def checkpoint(self, kept: Kept, prune: bool = True) -> Manifest:
-        """Store the session as it is now; ``prune``: and delete what is not needed any more. Waits; raises StoreError (Fenced
-        where it is another's), SessionFileError, and ValueError where it has seen nothing."""
+    def checkpoint(self, kept: Kept, held: bool = False) -> Manifest:
+        """Store the session as it is now, and delete what is not needed any more. ``held``: its robot waits, so that pages are
+        copied between the next two batches, not in idle time, and nothing is deleted. Waits; raises StoreError (Fenced where it
+        is another's), SessionFileError, and ValueError where it has seen nothing."""
         with kept.lock:
             if kept.away:  # it was stored as it left
                 if not kept.stored_frames:
                     raise ValueError(f'session {kept.name} has seen no frame yet')
                 return kept.manifest
-            return self._checkpoint(kept, prune)
+            return self._checkpoint(kept, held)
 
-    def _checkpoint(self, kept: Kept, prune: bool = True) -> Manifest:
-        capture, continuity = wait(self._service.captured(kept.number), self.settings.patience)
-        checkpoint = kept.log.checkpoint(capture, {**continuity.to_dict(), 'at': time.time(), 'newest': kept.newest,
-                                                   'note': kept.note})
-        self._service.run_pieces(kept.number, checkpoint.pieces(), checkpoint.on_host, self.settings.patience)
-        kept.manifest = checkpoint.write(prune)
-        kept.stored_frames = int(capture.state['time'][0]) + 1
+    def _checkpoint(self, kept: Kept, held: bool = False) -> Manifest:
+        def begin(capture: Capture, continuity: Continuity) -> tuple[Checkpoint, Iterator[None], int, bool]:
+            checkpoint = kept.log.checkpoint(capture, {**continuity.to_dict(), 'at': time.time(), 'newest': kept.newest,
+                                                       'note': kept.note})
+            pieces = checkpoint.pieces()
+            # What is new is one slab as a rule. Another turn for it would come after a batch, such as the answer's pictures.
+            more = checkpoint.on_host or not held or advance(pieces)
+            return checkpoint, pieces, int(capture.state['time'][0]) + 1, more
+        with _timed(kept.parts, 'capture'):
+            checkpoint, pieces, frames, more = wait(self._service.captured(kept.number, begin), self.settings.patience)
+        with _timed(kept.parts, 'copy'):
+            if more:
+                self._service.run_pieces(None if held else kept.number, pieces, checkpoint.on_host, self.settings.patience)
+        with _timed(kept.parts, 'write'):
+            kept.manifest = checkpoint.write(prune=not held)
+        kept.stored_frames = frames
         kept.stored_at = time.monotonic()
         self._counts['stored'] += 1
         return kept.manifest
@@ -304,15 +334,17 @@ class Keeper:
             self._service.close(kept.number)
 
     def close(self) -> None:
-        """End what is parked, and the threads. The store is not touched."""
+        """End what is parked and what is prepared, and the threads. The store is not touched."""
         with self._lock:
-            coming, parked = list(self._coming.values()), list(self._parked.values())
-            self._coming.clear()
-        for stored, _ in coming:
-            stored.close()
+            parked = list(self._parked.values())
         for kept in parked:
             self.give_up(kept)
-        self._executor.shutdown()  # what ends is stored first
+        for executor in (self._executor, self._storing):
+            executor.shutdown()  # what ends is stored first
+        while self._give_pages():
+            pass
+        for pool in self._engine.memory.pools:
+            pool.allocator.givers.remove(self._give_pages)
         if self.residency:
             self.residency.close()
 
@@ -334,19 +366,64 @@ class Keeper:
             raise TooSlow(f'to read its {manifest.nbytes / 1e6:.1f} MB would take {predicted:.2f} s by what was measured, and '
                           f'{self.settings.within:g} are allowed')
 
+    def _read(self, name: str) -> tuple[StoredSession, Manifest]:
+        """The newest state of a session, on top of what was prepared of it; its pages are yet to be filled."""
+        stored = self._prepared(name) or self._engine.stored_session(self.store)
+        try:
+            manifest, _ = read_newest(self.store, name, stored)
+            return stored, manifest
+        except BaseException:
+            stored.close()
+            raise
+
+    def _prepared(self, name: str) -> StoredSession | None:
+        """What was prepared of a session, if anything: from here on the caller's, and not given back for others."""
+        with self._lock:
+            prepared = self._coming.pop(name, None)
+        if prepared is None:
+            return None
+        prepared.timer.cancel()
+        return prepared.stored
+
+    def _give_back(self, name: str, stored: StoredSession) -> None:
+        """Give the pages of a session back that was prepared and has not come."""
+        with self._lock:
+            if name not in self._coming or self._coming[name].stored is not stored:
+                return
+            del self._coming[name]
+        _log.info('session %s was prepared, and has not come: its pages are given back', name)
+        stored.close()
+
+    def _give_pages(self) -> bool:
+        """Give up the session that was prepared first, for who needs its pages now; return whether there was one. Any thread
+        that takes pages may call it, the engine's among them: nothing is being read or filled of it, so this does not wait."""
+        with self._lock:
+            name = next(iter(self._coming), None)
+            prepared = self._coming.pop(name) if name is not None else None
+        if prepared is None:
+            return False
+        prepared.timer.cancel()
+        prepared.stored.close()
+        return True
+
     def _go_on(self, listener: ServiceListener, account: Hashable, stored: StoredSession, manifest: Manifest,
-               generation: int) -> Kept:
+               generation: int, parts: dict[str, float]) -> Kept:
+        """``parts``: takes how long each part took [s]."""
         try:
             continuity = Continuity.from_dict({
                 key: value for key, value in manifest.about.items() if key not in _OF_THE_KEEPER})
             newest, note = int(manifest.about.get('newest', 0)), str(manifest.about.get('note', ''))
         except ValueError as error:
             raise SessionFileError(f'session {manifest.session}: {error}') from error
-        with self._place():
-            number = self._service.open(listener, continuity.seed, account)
+        with ExitStack() as place:
+            with _timed(parts, 'open'):
+                place.enter_context(self._place())
+                number = self._service.open(listener, continuity.seed, account)
             try:
-                self._fill(number, stored)
-                wait(self._service.adopt(number, stored, continuity), self.settings.patience)
+                with _timed(parts, 'fill'):
+                    self._fill(stored)
+                with _timed(parts, 'adopt'):
+                    wait(self._service.adopt(number, stored, continuity), self.settings.patience)
             except BaseException:
                 self._service.close(number)
                 raise
@@ -355,13 +432,10 @@ class Keeper:
             log.came_back(manifest, stored.uses)
             return self._added(Kept(manifest.session, number, generation, log, frames, newest, note))
 
-    def _fill(self, number: int | None, stored: StoredSession) -> None:
-        """``number``: of a session of the service; None: there is none yet, and only pages on the host can be filled."""
-        if number is not None:
-            self._service.run_pieces(number, stored.pieces(), stored.on_host, self.settings.patience)
-        elif stored.on_host:
-            for _ in stored.pieces():
-                pass
+    def _fill(self, stored: StoredSession) -> None:
+        """Those of a device get their room from the engine's thread, in turns of a millisecond, and are filled by the device
+        while ticks go on."""
+        self._service.run_pieces(None, stored.pieces(), stored.on_host, self.settings.patience)
         stored.settle()
 
     def _place(self) -> AbstractContextManager[None]:
@@ -399,6 +473,14 @@ class Keeper:
     def _alone(self, name: str) -> Iterator[None]:
         with self._names[hash(name) % _STRIPES]:
             yield
+
+
+@dataclass(frozen=True, eq=False)
+class _Prepared:
+    """A session that is in pages before it comes. ``timer``: gives these back."""
+
+    stored: StoredSession
+    timer: threading.Timer
 
 
 class _Pages:
@@ -442,6 +524,18 @@ class _Pages:
             service.reset(kept.number)
         finally:
             stored.close()
+
+
+@contextmanager
+def _timed(parts: dict[str, float], part: str) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    parts[part] = time.perf_counter() - start
+
+
+def in_words(parts: dict[str, float]) -> str:
+    """Times of parts [s], as logs tell them."""
+    return ', '.join(f'{part} {seconds * 1e3:.1f}' for part, seconds in parts.items())
 
 
 def _answered(promise: Promise, stack: ExitStack, done: Promise) -> None:

@@ -45,10 +45,12 @@ class Moving(Protocol):
 
 @dataclass(frozen=True)
 class Moved:
-    """What a move took: s for which the robot was held, of which to store what was new, s in all, rounds of copying before."""
+    """What a move took: s for which the robot was held, of which to store what was new, and that in ``parts``; s in all, rounds
+    of copying before."""
 
     held: float
     stored: float
+    parts: dict[str, float]
     total: float
     rounds: int
     generation: int
@@ -71,32 +73,36 @@ def move(keeper: Keeper, kept: Kept, robot: Moving, target: str) -> Moved:
     try:
         peer = Peer(target, keeper.settings.files)
         manifest, rounds, new = keeper.checkpoint(kept), 0, 2
+        peer.ask(messages.Prepare, PREPARE, kept.name)
         while new > 1 and rounds < _ROUNDS:
-            peer.ask(messages.Prepare, PREPARE, kept.name)
             before, manifest, rounds = manifest, keeper.checkpoint(kept), rounds + 1
             new = len(set(manifest.slabs) - set(before.slabs))
+            if new:  # then it lacks no more than what comes from now on
+                peer.ask(messages.Prepare, PREPARE, kept.name)
     except Exception as error:
         if peer:
             peer.close()
         raise MoveError(f'the server at {target} cannot take it: {error}') from error
     held = time.perf_counter()
     generation = kept.generation + 1
+    kept.moving = True  # what is stored now and then is not stored just before
     try:
         robot.hold(2.0 * keeper.settings.patience)
         held = time.perf_counter()
-        keeper.checkpoint(kept, prune=False)  # the robot waits
-        stored = time.perf_counter()
+        keeper.checkpoint(kept, held=True)
+        stored, parts = time.perf_counter(), dict(kept.parts)
         peer.ask(messages.TakeOver, TAKE_OVER, kept.name, generation)
     except Exception as error:
         _stay(keeper, kept, robot, target, error)
     finally:
+        kept.moving = False
         peer.close()
     end = time.perf_counter()
     kept.fenced = f'session {kept.name} has moved to {target}'
     robot.send_to(target, generation)
     with suppress(StoreError):  # it costs room in the store, and no more
         kept.log.prune()
-    return Moved(end - held, stored - held, end - start, rounds, generation)
+    return Moved(end - held, stored - held, parts, end - start, rounds, generation)
 
 
 def _stay(keeper: Keeper, kept: Kept, robot: Moving, target: str, error: Exception) -> None:

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from worldmodel_ros.engine.session_folder import SessionFolder
+from worldmodel_ros.serving.fleet.keeper import in_words
 from worldmodel_ros.serving.fleet.move import MoveError, move
 from worldmodel_ros.serving.service.messages import ServiceFull
 from worldmodel_ros.serving.service.quotas import TokenBuckets
@@ -244,8 +245,8 @@ class Server:
             raise MoveError(f'session {session} is not open here')
         with self._moving, self._keeper.here(robot.kept):
             moved = move(self._keeper, robot.kept, robot, target)
-        _log.info('session %s has moved to %s: its robot was held for %.1f ms, of which %.1f to store what was new', session,
-                  target, moved.held * 1e3, moved.stored * 1e3)
+        _log.info('session %s has moved to %s: its robot was held for %.1f ms, of which %.1f to store what was new: %s',
+                  session, target, moved.held * 1e3, moved.stored * 1e3, in_words(moved.parts))
 
     def _heard(self, connection: Connection) -> None:
         """Note that a message has come, and pause where there are too many."""

@@ -15,7 +15,7 @@ from concurrent.futures import Future as Promise
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from worldmodel_ros import realtime
 from worldmodel_ros.cache.pool import OutOfPages
@@ -38,6 +38,8 @@ from .questions import Questions, Waiting
 from .quotas import Quotas
 from .requests import Requests
 from .states import Event, State
+
+Result = TypeVar('Result')
 
 LOG = logging.getLogger(__name__)
 SWITCH_INTERVAL = 5e-4  # s that a thread of the process may run Python while another wants to
@@ -190,13 +192,13 @@ class Service:
         with self._wake:
             return self._requests.settled(self._client(session))
 
-    def captured(self, session: int) -> Promise[tuple[Capture, Continuity]]:
-        """A session as it is after the batch in progress, and what else the next answer depends on: however busy the
-        device is, since that is when sessions are to go elsewhere. The promise raises ValueError before the first frame,
-        QuestionError when the session ends."""
+    def captured(self, session: int, take: Callable[[Capture, Continuity], Result]) -> Promise[Result]:
+        """What ``take`` makes, in the service's thread, of a session as it is after the batch in progress, and of what else the
+        next answer depends on: however busy the device is, since that is when sessions are to go elsewhere. The promise raises
+        ValueError before the first frame, QuestionError when the session ends."""
         with self._wake:
             client = self._client(session)
-            return self._at_border(CallJob(client, lambda live: (live.capture(), client.continuity()),
+            return self._at_border(CallJob(client, lambda live: take(live.capture(), client.continuity()),
                                            uncancellable_future(), False))
 
     def run_pieces(self, session: int | None, pieces: Iterator[None], on_host: bool, patience: float) -> None:
