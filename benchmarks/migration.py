@@ -8,13 +8,16 @@ loopback device, by mutual TLS, and the store is the first one's. Robots tick wi
 a twin in this process: a session of the same model that sees the same frames and is never moved. What a robot is answered
 must be what its twin would do, bit for bit. On a GPU, where each process chooses its kernels by measurement, it must be that
 within ``--tolerance``, and the control is how far plans are from the twin's where no session moved. Every ``--abort``-th move
-goes to a server that is not there, and must leave the session where it is.
+goes to a server that is not there, and must leave the session where it is. ``held_parts_ms``: what robots were held for, the
+source's checkpoint (capture, which on a GPU copies a slab, too; copy; write), then the target's taking over (read, open, fill,
+adopt, claim).
 """
 from __future__ import annotations
 
 import argparse
 import math
 import os
+import re
 import sys
 import tempfile
 import threading
@@ -133,6 +136,7 @@ def main() -> int:
     parser.add_argument('--tolerance', type=float, default=0.0, help='of an answer compared with its twin; 0: the same bits')
     parser.add_argument('--hosts', action='store_true', help='move between two hosts, over TLS')
     parser.add_argument('--store', default='', help='folder of the store (default: a new one in /dev/shm)')
+    parser.add_argument('--store-memory-mb', type=float, default=0.0, help='of each server; 0: as worldmodel serve has it')
     parser.add_argument('--json', type=Path)
     options = parser.parse_args()
     load_before = os.getloadavg()[0]
@@ -166,6 +170,8 @@ def main() -> int:
             result['servers'] = [{key: value for key, value in server.status().get('store', {}).items() if key != 'address'}
                                  for server in servers]
             result['held_ms'], result['of_that_to_store_ms'] = held(servers, 'held for '), held(servers, 'of which ')
+            result['held_parts_ms'] = {'checkpoint': parts(servers, 'was held for'),
+                                       'take_over': parts(servers, 'was taken over in')}
             result['held_longer_than_a_tick'] = sum(seconds > TICK for seconds in held_times(servers, 'held for '))
         finally:
             stop.set()
@@ -193,8 +199,9 @@ def write_random(preset: str, folder: Path) -> None:
 
 
 def served(options) -> tuple[str, ...]:
-    """What ``worldmodel serve`` is told of the model."""
-    return '--model', options.model, '--backend', options.backend
+    """What ``worldmodel serve`` is told of the model, and of its memory for sessions."""
+    memory = ('--store-memory-mb', str(options.store_memory_mb)) if options.store_memory_mb else ()
+    return '--model', options.model, '--backend', options.backend, *memory
 
 
 @dataclass(frozen=True)
@@ -275,6 +282,17 @@ def judged(options, drivers: list[Driver], store: FileStore, result: dict) -> di
 def held(servers: list[ServerProcess], after: str) -> dict[str, float]:
     """For how long sessions were held, by what the servers' logs say after these words."""
     return quantiles(held_times(servers, after))
+
+
+def parts(servers: list[ServerProcess], after: str) -> dict[str, dict[str, float]]:
+    """Of what robots were held for, how long each part took, by the ends of the servers' lines that have these words."""
+    found: dict[str, list[float]] = {}
+    for server in servers:
+        for line in server.log().splitlines():
+            if after in line:
+                for part, ms in re.findall(r'(\w+) ([\d.]+)', line.rpartition(': ')[2]):
+                    found.setdefault(part, []).append(float(ms) / 1e3)
+    return {part: quantiles(seconds) for part, seconds in found.items()}
 
 
 def held_times(servers: list[ServerProcess], after: str) -> list[float]:
