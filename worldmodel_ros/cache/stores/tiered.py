@@ -50,8 +50,9 @@ class TieredStore:
     def put(self, items: Sequence[tuple[str, Sequence[Blob]]], create: bool = False) -> Promise[None]:
         if create:
             return self._lower[-1].put(items, create=True)
-        self._keep(items)
-        return _all([store.put(items) for store in self._lower])
+        below = [store.put(items) for store in self._lower]
+        self._keep(items)  # while they write
+        return _all(below)
 
     def get(self, keys: Sequence[str]) -> Promise[list[memoryview]]:
         found: dict[str, memoryview] = {}
