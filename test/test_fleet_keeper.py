@@ -243,8 +243,9 @@ def used(served):
     return served[1].memory.pool.allocator.usage().used
 
 
-def test_pages_of_a_device_are_filled_before_the_robot_is_held_and_then_only_what_is_new(served, device):
-    store = Reads()
+def test_pages_of_a_device_are_filled_before_the_robot_is_held_and_then_only_what_is_new(served, device, monkeypatch):
+    store, turns, at_border = Reads(), [], served[0]._at_border
+    monkeypatch.setattr(served[0], '_at_border', lambda job: turns.append(type(job)) or at_border(job))
     here, there = keeper_of(served, store), keeper_of(served, store, '/there')
     robot, kept = opened(here, served)
     twin, other = opened(here, served, 'twin')
@@ -266,8 +267,10 @@ def test_pages_of_a_device_are_filled_before_the_robot_is_held_and_then_only_wha
     assert used(served) == before + 3  # a slab of each session, and of what was prepared
     robot.tick()
     twin.tick()
+    turns.clear()
     here.checkpoint(kept, held=True)
     there.take_over('robot', 2)
+    assert len(turns) == 2  # each of which may come after a batch of others
     assert len(device.filled) == len(store.read) == 7
     kept.fenced = 'moved'
     here.end(kept)

@@ -303,6 +303,11 @@ class StoredSession(Incoming):
             raise Corrupt(f'{manifest.session} is no session of this model: {error}') from error
         self.state = state
 
+    @property
+    def left(self) -> int:
+        """Slabs that were read, and have no pages yet."""
+        return len(self._coming)
+
     def pieces(self) -> Iterator[None]:
         """Give slabs pages for ``_PIECE`` s, one slab at least, with every ``next``; then ``settle`` fills them. Raises
         OutOfPages where there is no room."""

@@ -32,6 +32,7 @@ from .residency import Residency
 _log = logging.getLogger(__name__)
 _THREADS = 4
 _STRIPES = 64  # locks that all names share
+_AT_ONCE = 2   # slabs of a device that a session gets as it is adopted: a turn for them alone would be a batch longer to wait
 _OF_THE_KEEPER = ('at', 'newest', 'note')  # in what a manifest says about a session; the rest is Continuity's
 
 
@@ -421,7 +422,8 @@ class Keeper:
                 number = self._service.open(listener, continuity.seed, account)
             try:
                 with _timed(parts, 'fill'):
-                    self._fill(stored)
+                    if stored.on_host or stored.left > _AT_ONCE:
+                        self._fill(stored)
                 with _timed(parts, 'adopt'):
                     wait(self._service.adopt(number, stored, continuity), self.settings.patience)
             except BaseException:

@@ -211,12 +211,16 @@ class Service:
         run_pieces(pieces, on_host, at_border if session is None else partial(self._call, session, loads=False), patience)
 
     def adopt(self, session: int, stored: StoredSession, continuity: Continuity) -> Promise[None]:
-        """Have a session that has seen nothing go on as one that was captured elsewhere, whose pages are filled."""
+        """Have a session that has seen nothing go on as one that was captured elsewhere. Its pages are filled; what is left of
+        them is in the same turn of the service's thread."""
+        def go_on(live: Session) -> None:
+            for _ in stored.pieces():
+                pass
+            live.restore(stored)
         with self._wake:
             client = self._client(session)
             seen = client.go_on(continuity)
-            return self._at_border(CallJob(client, lambda live: live.restore(stored), uncancellable_future(), True, seen,
-                                           continuity.stamp))
+            return self._at_border(CallJob(client, go_on, uncancellable_future(), True, seen, continuity.stamp))
 
     def frames_seen(self, session: int) -> int:
         """Frames that a session has seen; 0 where it has no pages."""
