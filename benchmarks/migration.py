@@ -9,8 +9,8 @@ a twin in this process: a session of the same model that sees the same frames an
 must be what its twin would do, bit for bit. On a GPU, where each process chooses its kernels by measurement, it must be that
 within ``--tolerance``, and the control is how far plans are from the twin's where no session moved. Every ``--abort``-th move
 goes to a server that is not there, and must leave the session where it is. ``held_parts_ms``: what robots were held for, the
-source's checkpoint (capture, which on a GPU copies a slab, too; copy; write), then the target's taking over (read, open, fill,
-adopt, claim).
+source's checkpoint (capture, copy, write), then the target's taking over (read, open, fill, adopt, claim). On a GPU a slab is
+copied as it is captured, and filled as it is adopted.
 """
 from __future__ import annotations
 
