@@ -1,6 +1,8 @@
 """Servers with a store: robots go on in their own past, and move from server to server while they drive."""
+import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -146,6 +148,24 @@ def test_a_move_that_fails_at_its_end_keeps_the_source_and_fences_the_target(fle
     # It is fenced: nothing of it is stored from here any more, and who comes next is told.
     assert owner_of(store, robot.session) == (robot.generation + 1, str(fleet[1].path))
     robot.close()
+
+
+def test_moves_that_wait_for_their_turn_are_in_the_way_of_no_session_that_comes(fleet, engine, tmp_path):
+    stays, comes = Robot(9, fleet[0].path, engine), Robot(10, fleet[1].path, engine)
+    for robot in (stays, comes):
+        drive(robot, 2)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent, ThreadPoolExecutor(6) as threads:
+        silent.bind(str(tmp_path / 'silent.sock'))
+        silent.listen(8)
+        moves = [threads.submit(ask_move, fleet[0].path, stays.session, tmp_path / 'silent.sock') for _ in range(6)]
+        time.sleep(0.5)
+        ask_move(fleet[1].path, comes.session, fleet[0].path)
+        silent.close()
+    assert all(isinstance(each.exception(), MoveError) for each in moves)
+    for robot in (stays, comes):
+        drive(robot, 2)
+        assert robot.server == fleet[0].path
+        robot.close()
 
 
 def test_a_server_that_is_killed_loses_half_a_second_at_most(engine, tmp_path):

@@ -85,7 +85,8 @@ class Server:
         self._files, self._folder = ThreadPoolExecutor(1, 'files'), folder
         self._begun = self._looked = time.monotonic()
         self._refused = self._paused = 0
-        self._moving = threading.Lock()  # one session at a time
+        # One session at a time; those that wait are in the way of none that comes.
+        self._moves = ThreadPoolExecutor(1, 'moves')
 
     def run(self, timeout: float | None = None) -> None:
         """Serve; with a ``timeout`` [s], return after the first events, or after that time without any."""
@@ -108,6 +109,7 @@ class Server:
             self._end_parked(session)
         self._shows.shutdown(cancel_futures=True)
         self._files.shutdown(wait=False, cancel_futures=True)  # what is on its way ends with its session
+        self._moves.shutdown(cancel_futures=True)
         if self._keeper:
             self._keeper.close()
         self._selector.close()
@@ -232,7 +234,7 @@ class Server:
                 connection.send(messages.Done(message.number, refusal))
             except ConnectionLost:
                 pass  # it waits no more
-        keeper.submit(run)
+        (self._moves if isinstance(message, messages.Move) else keeper).submit(run)
 
     def _take_over(self, session: str, generation: int) -> None:
         kept = self._keeper.take_over(session, generation)
@@ -243,7 +245,7 @@ class Server:
     def _move(self, robot: Robot | None, session: str, target: str) -> None:
         if robot is None:
             raise MoveError(f'session {session} is not open here')
-        with self._moving, self._keeper.here(robot.kept):
+        with self._keeper.here(robot.kept):
             moved = move(self._keeper, robot.kept, robot, target)
         _log.info('session %s has moved to %s: its robot was held for %.1f ms, of which %.1f to store what was new: %s',
                   session, target, moved.held * 1e3, moved.stored * 1e3, in_words(moved.parts))
