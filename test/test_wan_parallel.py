@@ -45,6 +45,12 @@ def test_two_processes_give_the_chunks_of_one(divided, kind):
     assert max(map(difference, found, wanted)) <= LIMITS[kind]
 
 
+def test_messages_in_the_background_do_not_meet_those_of_the_passes(divided):
+    folder, _ = divided
+    for rank in range(2):
+        assert torch.load(folder / f'sums.{rank}.pt') == [2.0, 20.0]
+
+
 def test_pages_hold_the_heads_of_their_process():
     class Half:
         rank, count = 0, 2

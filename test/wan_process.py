@@ -5,6 +5,8 @@
 import gc
 import math
 import sys
+import threading
+import time
 from pathlib import Path
 
 import torch
@@ -51,6 +53,21 @@ def chunks(precision, group=None, count=4):
     return found
 
 
+def sums(link):
+    """Of messages of the passes and of messages in the background, which the processes begin in different order."""
+    links, found = (link, link.background()), [None, None]
+
+    def add(kind):
+        found[kind] = float(links[kind].sum(torch.tensor([10.0 ** kind])))
+    first, second = (0, 1) if link.rank == 0 else (1, 0)
+    thread = threading.Thread(target=add, args=(first,))
+    thread.start()
+    time.sleep(0.2)  # it waits for the other process
+    add(second)
+    thread.join()
+    return found
+
+
 if __name__ == '__main__':
     gc.freeze()  # what was imported stays: to look for garbage in it as the process ends took 0.3 s
     torch.set_num_threads(1)
@@ -61,6 +78,7 @@ if __name__ == '__main__':
     else:
         store = Link.connect(int(sys.argv[4]), count)
     link = Link.join(torch.device('cpu'), rank, count, store)
+    torch.save(sums(link), folder / f'sums.{rank}.pt')
     for kind, precision in KINDS.items():
         group = TensorParallel(link) if kind.startswith('tensor') else SequenceParallel(link, kind == 'sequence-fp8')
         torch.save(chunks(precision, group), folder / f'{kind}.{rank}.pt')

@@ -5,7 +5,7 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 _all_gather = getattr(dist, 'all_gather_single', None) or dist.all_gather_into_tensor
 
 START_UP = timedelta(seconds=120)  # for all to come to the same message; loading and compiling are part of it
+BACKGROUND_BLOCKS = 4  # of a kernel of NCCL's for background messages, each of which keeps a multiprocessor while it waits
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Link:
     device: torch.device
     rank: int
     count: int
+    _messages: dist.ProcessGroup | None = None  # None: those of ``join``
 
     @staticmethod
     def listen(count: int) -> dist.TCPStore:
@@ -48,11 +50,20 @@ class Link:
             # A failure is ours to find and to mend: PyTorch's way is to end the process, and rank 0 drives the robot.
             os.environ['TORCH_NCCL_ASYNC_ERROR_HANDLING'] = '0'
             os.environ['TORCH_NCCL_ENABLE_MONITORING'] = '0'
-            dist.init_process_group('nccl', store=store, rank=rank, world_size=count, timeout=START_UP,
-                                    device_id=device)
+            dist.init_process_group('nccl', store=store, rank=rank, world_size=count, timeout=START_UP, device_id=device,
+                                    pg_options=_options(high_priority=True))
         else:
             dist.init_process_group('gloo', store=store, rank=rank, world_size=count, timeout=START_UP)
         return cls(device, rank, count)
+
+    def background(self) -> Link:
+        """Messages of the same processes that take no turns with these: for work on another CUDA stream, of low priority, while
+        the one of these messages goes on. All processes must call this, and queue messages of both links in the same order."""
+        options = None
+        if self.device.type == 'cuda':
+            options = _options(high_priority=False)
+            options.config.max_ctas = BACKGROUND_BLOCKS
+        return replace(self, _messages=dist.new_group(timeout=START_UP, pg_options=options))
 
     @staticmethod
     def leave() -> Future[None]:
@@ -76,7 +87,7 @@ class Link:
     def all_to_all(self, rows: Tensor) -> Tensor:
         """Row r of (R, n) goes to process r; row r of the result came from process r."""
         received = torch.empty_like(rows)
-        dist.all_to_all_single(received, rows)
+        dist.all_to_all_single(received, rows, group=self._messages)
         return received
 
     def swap(self, sent: Tensor, to: int, received: Tensor, source: int) -> Callable[[], object]:
@@ -84,22 +95,29 @@ class Link:
         is returned has been called, which on a GPU has the current stream wait."""
         sizes = torch.zeros(2, self.count, dtype=torch.int64)
         sizes[0, source], sizes[1, to] = len(received), len(sent)
-        return dist.all_to_all_single(received, sent, *sizes.tolist(), async_op=True).wait
+        return dist.all_to_all_single(received, sent, *sizes.tolist(), group=self._messages, async_op=True).wait
 
     def all_gather(self, x: Tensor) -> Tensor:
         """x (...) of every process, (R, ...)."""
         x = x.contiguous()
         whole = x.new_empty(self.count, *x.shape)
         # As bytes, since gloo knows few types.
-        _all_gather(whole.view(-1).view(torch.uint8), x.view(-1).view(torch.uint8))
+        _all_gather(whole.view(-1).view(torch.uint8), x.view(-1).view(torch.uint8), group=self._messages)
         return whole
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum of x over all processes, the same bits in each of them."""
         x = x.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(x)
+        dist.all_reduce(x, group=self._messages)
         return x
 
     def broadcast(self, row: Tensor) -> None:
         """Overwrite ``row`` with that of rank 0."""
-        dist.broadcast(row, 0)
+        dist.broadcast(row, 0, group=self._messages)
+
+
+def _options(high_priority: bool) -> dist.ProcessGroupNCCL.Options:
+    """``high_priority``: messages go before what the GPU does in the background."""
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=high_priority)
+    options._timeout = START_UP  # else PyTorch warns that it takes the group's
+    return options

@@ -80,7 +80,8 @@ class _Graph:
         self._passes, self._graph, self._out = passes, None, None
         if sampler.dit.device.type == 'cuda':
             # Once outside of a graph: what is compiled, loaded or allocated at first must not be part of one.
-            stream = torch.cuda.Stream(sampler.dit.device)
+            # Its kernels keep the priority that they were captured with, which is above that of decoding in the background.
+            stream = torch.cuda.Stream(sampler.dit.device, priority=-1)
             stream.wait_stream(torch.cuda.current_stream(sampler.dit.device))
             with torch.cuda.stream(stream):
                 passes()

@@ -167,18 +167,18 @@ class DecodeStream:
     def __init__(self, vae: WanVae, state: StreamState | None = None):
         self.state = vae.start() if state is None else state
         self._vae = vae
-        self._stream = torch.cuda.Stream(vae.device) if vae.device.type == 'cuda' else None
+        self.stream = torch.cuda.Stream(vae.device) if vae.device.type == 'cuda' else None
 
     def decode(self, latents: Tensor) -> Decoded:
         """As ``WanVae.decode``, of latents that the current stream gives."""
-        if self._stream is None:
+        if self.stream is None:
             images, self.state = self._vae.decode(latents, self.state)
             return Decoded(images, None)
-        self._stream.wait_stream(torch.cuda.current_stream(self._vae.device))
-        with torch.cuda.stream(self._stream):
+        self.stream.wait_stream(torch.cuda.current_stream(self._vae.device))
+        with torch.cuda.stream(self.stream):
             images, self.state = self._vae.decode(latents, self.state)
-            latents.record_stream(self._stream)
-            return Decoded(images, self._stream.record_event())
+            latents.record_stream(self.stream)
+            return Decoded(images, self.stream.record_event())
 
 
 class ImageCondition:
