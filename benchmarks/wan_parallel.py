@@ -4,25 +4,38 @@
     python benchmarks/wan_parallel.py --tiny --gpus 2 --folder /tmp/wan              # tries the code on CPUs, measures nothing
 
 Sizes as in wan.py, whose models these are. Each process has all weights, a run of a chunk's tokens, own heads of the pages, and
-own rows of the images, which are decoded after the passes: ``chunk_ms`` is the time between chunks whose images are there. For
-each type of layers the processes are new, so that one that fails leaves the other's rows, and these are written as they come
-(``wan_<gpu>x<gpus>.jsonl``; all of a run in ``.json``):
+own rows of the images, which are decoded after the passes, or with ``--overlap`` on a stream of lower priority while the passes
+of the next chunk run. For each type of layers the processes are new, so that one that fails leaves the other's rows, and these
+are written as they come (``wan_<gpu>x<gpus>.jsonl``; all of a run in ``.json``):
 
 * agreement: chunks of two layers of full width, divided, compared with those of one process.
 * passes started by the host; then, if time is left, replayed as one CUDA graph, and for as many chunks if that is faster
   (``--graph``: as a graph alone, for GPUs that are done before the host has started all). A first row is of a few chunks.
   ``exchange_ms``: what the messages of a chunk take by themselves, one after the other.
+* ``--overlap``: rows with ``overlap`` true follow those of the same passes without. ``images_difference``: of a chunk's images,
+  decoded next to the following passes, from the same decoded by themselves, at most (they are from -1 to 1).
+
+Of a stream of chunks, the host being one ahead, each row says:
+
+* ``chunk_ms``, the throughput: the time between one chunk's images and the next one's. A chunk of 12 images at 16 a second is
+  shown for 750 ms.
+* ``latency_ms``: from when a chunk's work begins on the GPU, by when its poses must be known, to its images. With ``--overlap``
+  that is longer than ``chunk_ms``, since the next chunk's passes go before the decoder.
+* ``queued_ms``: from when the host queued the chunk to its images; it need not queue so early.
+* ``alone_ms``: the host's call for one chunk and its images, where no other chunk is in flight.
 """
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -91,25 +104,69 @@ def agreement(run: wan.Run, group: SequenceParallel, fp8: bool) -> dict:
             'same_bits': bool((bits == bits[0]).all()), 'passed': difference <= limit and bool((bits == bits[0]).all())}
 
 
+class Decoder:
+    """Decodes one stream of chunks on a CUDA stream of its own, which the passes that follow wait for or not."""
+
+    def __init__(self, run: wan.Run, vae: object | None):
+        self._run, self._stream = run, None if vae is None else wan.decode_stream(vae, None)
+
+    def after(self, latents: Tensor) -> Moment:
+        """What follows waits. Returns when the images are there."""
+        if self._stream is not None:
+            self._stream.decode(latents).images()
+        return Moment(self._run)
+
+    def overlapping(self, latents: Tensor) -> Moment:
+        """What follows does not wait."""
+        self._stream.decode(latents)
+        return Moment(self._run, self._stream.stream)
+
+    def difference(self, chunk: Callable[[], Tensor]) -> float:
+        """How far a chunk's images, decoded next to the following passes, are from the same decoded by themselves."""
+        latents, before = chunk(), self._stream.state
+        found = self._stream.decode(latents)
+        chunk()
+        self._run.wait()
+        self._stream.state = before
+        return float((found.images() - self._stream.decode(latents).images()).abs().max())
+
+
+class Moment:
+    """When what a stream was given so far is done; on a CPU, that is now."""
+
+    def __init__(self, run: wan.Run, stream: torch.cuda.Stream | None = None):
+        self._event, self._time = None if run.tiny else torch.cuda.Event(enable_timing=True), time.perf_counter()
+        if self._event is not None:
+            self._event.record(torch.cuda.current_stream() if stream is None else stream)
+
+    def wait(self) -> None:
+        if self._event is not None:
+            self._event.synchronize()
+
+    def ms_to(self, later: Moment) -> float:
+        """Both have come."""
+        return 1e3 * (later._time - self._time) if self._event is None else self._event.elapsed_time(later._event)
+
+
 @torch.inference_mode()
-def decoded(run: wan.Run, chunk: Callable[[], Tensor], vae: object | None, state: object, count: int) -> tuple[list, object]:
-    """ms between chunks whose images are there, the host being one chunk ahead; and the decoder's last state."""
-    ahead, marks = deque(), []
+def streamed(run: wan.Run, chunk: Callable[[], Tensor], decode: Callable[[Tensor], Moment], count: int
+             ) -> dict[str, list[float]]:
+    """``chunk_ms``, ``latency_ms`` and ``queued_ms`` of so many chunks, the host being one ahead."""
+    ahead, there = deque(), []
+    found: dict[str, list[float]] = {'chunk_ms': [], 'latency_ms': [], 'queued_ms': []}
     run.wait()
     for _ in range(count + 2):
-        latents = chunk()
-        if vae is not None:
-            _, state = vae.decode(latents, state)
-        ahead.append(None if run.tiny else torch.cuda.current_stream().record_event())
+        queued, begin = time.perf_counter(), Moment(run)
+        ahead.append((queued, begin, decode(chunk())))
         if len(ahead) > 1:
-            _wait(ahead.popleft())
-            marks.append(time.perf_counter())
-    return [1e3 * (b - a) for a, b in zip(marks, marks[1:])], state
-
-
-def _wait(event: torch.cuda.Event | None) -> None:
-    if event is not None:
-        event.synchronize()
+            queued, begin, images = ahead.popleft()
+            images.wait()
+            there.append(time.perf_counter())
+            if len(there) > 1:  # the first one was queued with nothing before it
+                found['chunk_ms'].append(1e3 * (there[-1] - there[-2]))
+                found['latency_ms'].append(begin.ms_to(images))
+                found['queued_ms'].append(1e3 * (there[-1] - queued))
+    return found
 
 
 @torch.inference_mode()
@@ -133,49 +190,80 @@ def exchange_ms(run: wan.Run, group: SequenceParallel, model: wan.Model) -> floa
 
 
 @torch.inference_mode()
-def measure(run: wan.Run, group: SequenceParallel, fp8: bool, chunks: int, graph_alone: bool, row: Callable[..., None]) -> None:
+def measure(run: wan.Run, group: SequenceParallel, fp8: bool, chunks: int, graph_alone: bool, overlap: bool,
+            row: Callable[..., None]) -> None:
     start, several = time.perf_counter(), group.count > 1
     divided = Divided(run, group, fp8)
     model, sequence = divided.model, divided.pages().open()
-    vae, state = wan.decoder(run, group=group if several else None), None
+    decoders = None
+    if several:  # all decode by the same messages, one stream after the other
+        decoders = SequenceParallel(group.link.background()) if overlap else group
+    vae = wan.decoder(run, group=decoders)
+    decoder = Decoder(run, vae)
+    overlap = overlap and vae is not None
     model.fill(sequence)
-    if vae is not None:
-        state = vae.decode(model.noise, vae.start())[1]
-        for _ in range(2):
-            state = vae.decode(model.noise, state)[1]
+    say(run, group, 'the window is full')
+    for _ in range(3):
+        decoder.after(model.noise)
     run.wait()
+    say(run, group, 'the decoder is ready')
     about = {'model': wan.NAMES['large'], 'dtype': model.dtype, 'parallel': 'sequence-fp8' if group.rounded else 'sequence',
              'parameters': model.config.parameters, 'passes': len(model.preset.schedule.timesteps),
              'tokens_a_frame': run.grid[0] * run.grid[1],
              'chunk_frames': wan.CHUNK, 'window_frames': model.preset.window_frames, 'tflop': model.tflop(),
              'vae': wan.vae_note(run, vae) + ('' if vae is None else ', each process some rows of each image'),
              'ready_s': round(time.perf_counter() - start, 1)}
-    times: dict[bool, list[float]] = {False: [], True: []}
+    times: dict[tuple[bool, bool], dict[str, list[float]]] = {}
 
-    def part(graph: bool, count: int) -> None:
-        nonlocal state
-        found, state = decoded(run, lambda: model.chunk(sequence), vae, state, count)
-        times[graph] += found
-        parts = {'dit_ms': wan.summary([run.ms(lambda: model.chunk(sequence)) for _ in range(3)]),
-                 'vae_ms': None if vae is None else wan.summary([run.ms(lambda: vae.decode(model.noise, state))
-                                                                 for _ in range(3)])}
-        if not model.chunk(sequence).isfinite().all():
+    def chunk() -> Tensor:
+        return model.chunk(sequence)
+
+    def part(graph: bool, count: int, overlapping: bool = False) -> float:
+        """Write a row of so many more chunks; return their median time, s."""
+        decode = decoder.overlapping if overlapping else decoder.after
+        all_of = times.setdefault((graph, overlapping), {})
+        for name, found in streamed(run, chunk, decode, count).items():
+            all_of.setdefault(name, []).extend(found)
+        parts: dict[str, object] = {'alone_ms': wan.summary([run.ms(lambda: decode(chunk())) for _ in range(3)])}
+        if overlapping:
+            parts['images_difference'] = decoder.difference(chunk)
+        else:
+            parts |= {'dit_ms': wan.summary([run.ms(chunk) for _ in range(3)]),
+                      'vae_ms': None if vae is None else wan.summary([run.ms(lambda: decoder.after(model.noise))
+                                                                      for _ in range(3)]),
+                      'exchange_ms': exchange_ms(run, group, model)}
+        if not chunk().isfinite().all():
             raise RuntimeError('latents are not finite: the times mean nothing')
-        row(**about, chunk_ms=wan.summary(times[graph]), chunks=len(times[graph]), graph=graph, **parts,
-            allocated_gib=run.allocated_gib(), exchange_ms=exchange_ms(run, group, model))
+        row(**about, graph=graph, overlap=overlapping, **{name: wan.summary(found) for name, found in all_of.items()},
+            chunks=len(all_of['chunk_ms']), **parts, allocated_gib=run.allocated_gib())
+        return 1e-3 * wan.summary(all_of['chunk_ms'])['p50']
+
+    def more(graph: bool, seconds: float, overlapping: bool = False) -> None:
+        """As many as were asked for, where time is left for them."""
+        if chunks > FIRST and agreed(group, run.left() > 10.0 + (chunks - FIRST + 10) * seconds):
+            part(graph, chunks - FIRST, overlapping)
+    first, by_host = min(FIRST, chunks), math.inf
     if not graph_alone:
-        for count in (min(FIRST, chunks), chunks - FIRST):
-            if count > 0:
-                part(False, count)
-        if not agreed(group, run.left() > 30.0 + (FIRST + 10) * 1e-3 * wan.summary(times[False])['p50']):
+        by_host = part(False, first)
+        if chunks > FIRST:
+            by_host = part(False, chunks - FIRST)
+        if not agreed(group, run.left() > 30.0 + (FIRST + 10) * by_host):
             return
     model.sampler = GraphedSampler(Sampler(model.dit, model.preset.schedule))
-    model.chunk(sequence)  # which captures
-    part(True, min(FIRST, chunks))
-    second = 1e-3 * wan.summary(times[True])['p50']
-    faster = graph_alone or second < 1e-3 * wan.summary(times[False])['p50']
-    if chunks > FIRST and agreed(group, faster and run.left() > 10.0 + (chunks - FIRST + 10) * second):
-        part(True, chunks - FIRST)
+    chunk()  # which captures
+    run.wait()
+    say(run, group, 'the graph is captured')
+    by_graph = part(True, first)
+    if overlap:
+        more(True, part(True, first, True), True)
+    elif agreed(group, by_graph < by_host):
+        more(True, by_graph)
+
+
+def say(run: wan.Run, group: SequenceParallel, text: str) -> None:
+    """Rank 0 says how far it is."""
+    if group.rank == 0:
+        print(f'{time.perf_counter() - run.start:.1f} s: {text}', file=sys.stderr, flush=True)
 
 
 def agreed(group: SequenceParallel, own: bool) -> bool:
@@ -204,11 +292,15 @@ def process(options: argparse.Namespace) -> None:
             with options.rows.open('a') as file:
                 print(json.dumps({'gpu': run.gpu, 'gpus': options.gpus, 'weights': 'random', **values}), file=file)
     fp8 = options.dtypes == ['fp8']
-    row(**agreement(run, group, fp8))
-    if not run.tiny:
-        torch.cuda.empty_cache()
-    measure(run, group, fp8, options.large_chunks, options.graph, row)
-    agreed(group, True)
+    say(run, group, 'all have joined')
+    # Passes go before what is decoded in the background.
+    with nullcontext() if run.tiny else torch.cuda.stream(torch.cuda.Stream(priority=-1)):
+        row(**agreement(run, group, fp8))
+        if not run.tiny:
+            torch.cuda.empty_cache()
+        say(run, group, 'agreement is measured')
+        measure(run, group, fp8, options.large_chunks, options.graph, options.overlap, row)
+        agreed(group, True)
     Link.leave().result()
     os._exit(0)  # graphs hold messages, which their destruction at the interpreter's end would look for
 
@@ -219,7 +311,7 @@ def run_dtype(options: argparse.Namespace, dtype: str, seconds: float) -> str:
     rows.unlink(missing_ok=True)
     common = [sys.executable, __file__, '--folder', str(options.folder), '--gpus', str(options.gpus), '--dtypes', dtype,
               '--large-chunks', str(options.large_chunks), '--seconds', str(seconds), '--rows', str(rows),
-              *(f'--{name}' for name in ('tiny', 'rounded', 'graph') if getattr(options, name))]
+              *(f'--{name}' for name in ('tiny', 'rounded', 'graph', 'overlap') if getattr(options, name))]
     environment = {**os.environ, **ENVIRONMENT}
     children = [subprocess.Popen([*common, '--rank', '0'], stdout=subprocess.PIPE, text=True, env=environment)]
     end, error = time.monotonic() + seconds, ''
@@ -249,6 +341,7 @@ def main() -> int:
     parser.add_argument('--seconds', type=float, default=300.0, help='of all; a type of layers has its share')
     parser.add_argument('--rounded', action='store_true', help='processes exchange e4m3 (``SequenceParallel.rounded``)')
     parser.add_argument('--graph', action='store_true', help='all passes of a chunk as one CUDA graph alone')
+    parser.add_argument('--overlap', action='store_true', help='decode while the passes of the next chunk run')
     parser.add_argument('--tiny', action='store_true')
     parser.add_argument('--rank', type=int, help=argparse.SUPPRESS)  # one of the processes
     parser.add_argument('--port', type=int, help=argparse.SUPPRESS)
