@@ -11,9 +11,9 @@ quickly. Three programs load it with ``load_world``, from the same image along t
   is killed (SIGKILL), whereupon it ends with an exit code by which it is started again.
 * again: started again, it goes on from the session: is its chunk the one from before?
 
-``images_mean``, ``images_largest``: difference of a chunk's images, of 255. ``latents``: norm of the difference, relative.
-``to_end_s``, ``loaded_after_kill_s`` and ``chunk_after_kill_s`` are from the kill. Each row is written as it is measured; each
-program says on stderr how far it is, and where it is every 20 s.
+``images_mean``, ``images_largest``: difference of a chunk's images, of 255 (``images_std``: of theirs). ``latents``: norm of
+the difference, relative. ``to_end_s``, ``loaded_after_kill_s`` and ``chunk_after_kill_s`` are from the kill. Each row is
+written as it is measured; each program says on stderr how far it is, and where it is every 20 s.
 """
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def differences(found: list[np.ndarray], wanted: list[np.ndarray], latents: list
 
 def loaded(program: Program, gpus: int = 1) -> OpenWorld:
     """The world, once it is written."""
-    import diffusers  # noqa: F401  takes long, so before that
+    from diffusers import AutoencoderKLWan  # noqa: F401  takes long, so before that
 
     from worldmodel_ros.engine.loading import load_world
     program.say('the modules are imported')
@@ -186,7 +186,8 @@ def one(program: Program) -> None:
     np.savez(options.scratch / 'one.npz', **{f'images {at}': each for at, each in enumerate(wanted[0])},
              **{f'latents {at}': each for at, each in enumerate(wanted[1])})
     about = {'gpus': 1, 'backend': world.backend}
-    program.row(**about, sampler=type(world.sampler).__name__, first_ms=wanted[2], **plain.timed(options.timed))
+    program.row(**about, sampler=type(world.sampler).__name__, first_ms=wanted[2],
+                images_std=round(float(np.std(wanted[0][-1])), 2), **plain.timed(options.timed))
     plain.session.close()
     world._samplers[steps] = taken
     own = Walk(program, world)
