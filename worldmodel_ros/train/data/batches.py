@@ -73,6 +73,8 @@ class Batch(Chunks):
     policy: PolicyDraw
     blind: bool = False  # whether the last chunk sees no context
     own_halfway: bool = False  # whether half steps from half-way are to begin where the model's own first ones end
+    # Mean squared distance of the newest imagined frames of the context from the true ones; None: all of it is observed.
+    apart: Tensor | None = None
     far: Far | None = None  # what the distribution matching learns from
 
     @property
@@ -177,7 +179,7 @@ def _pieces(episodes: Episodes, preset: Preset, options: TeacherOptions, rng: np
     starts = (first + rng.integers(1, length - k + 1, (pieces, options.chunks // pieces))).ravel()
     observed = torch.ones(clean.shape[:2], dtype=torch.bool, device=clean.device)
     observed.view(-1, pieces, length)[..., -k:] = False  # the commands after these are another session's
-    return _noisy(preset, clean, context, actions, episode, frame, starts, observed, generator, times, headings)
+    return over_clips(preset, clean, context, actions, episode, frame, observed, starts, generator, times, headings)
 
 
 def after_sinks(preset: Preset, frames: int, total: int, rng: np.random.Generator, moment: int | None = None
@@ -227,12 +229,13 @@ def noisy_chunks(preset: Preset, options: TeacherOptions, clean: Tensor, context
         starts = clips.draw_starts(preset, f, options.chunks, rng, options.full_windows, stays + 1)
     observed = torch.ones(b, f, dtype=torch.bool, device=clean.device)
     observed[:, :stays] = False  # the commands after these are not those of the next frames
-    return _noisy(preset, clean, context, actions, episode, frame, starts, observed, generator, times, headings, until)
+    return over_clips(preset, clean, context, actions, episode, frame, observed, starts, generator, times, headings, until)
 
 
-def _noisy(preset: Preset, clean: Tensor, context: Tensor, actions: Tensor, episode: Tensor, frame: Tensor, starts: np.ndarray,
-           observed: Tensor, generator: torch.Generator, times: np.ndarray | None, headings: Tensor | None,
-           until: np.ndarray | None = None) -> Batch:
+def over_clips(preset: Preset, clean: Tensor, context: Tensor, actions: Tensor, episode: Tensor, frame: Tensor,
+               observed: Tensor, starts: np.ndarray, generator: torch.Generator, times: np.ndarray | None = None,
+               headings: Tensor | None = None, until: np.ndarray | None = None) -> Batch:
+    """The batch of the chunks at ``starts`` over these clips; step rows are the flow's."""
     b, f = clean.shape[:2]
     index = clips.indices(clips.chunk_frames(preset, starts), clean.device)
     target = clean[:, index]

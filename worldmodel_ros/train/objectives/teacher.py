@@ -14,6 +14,7 @@ from worldmodel_ros.train.data import clips
 from worldmodel_ros.train.data.batches import RECALL_AFTER, Batch, Chunks, draw, expand, mix, per_chunk
 from worldmodel_ros.train.data.episodes import Episodes
 from worldmodel_ros.train.run.options import TeacherOptions
+from .imagined import ImaginedClips
 from .objective import Objective
 from .policy import check_labels, imitation_loss, policy_labels
 from .pose import PoseHead, pose_errors
@@ -137,8 +138,14 @@ class WorldObjective(Objective):
 class TeacherObjective(WorldObjective):
     """Predicts the true latents of chunks from noisy ones and from what was committed before."""
 
+    def __init__(self, model: WorldModel, episodes: Episodes, options: TeacherOptions):
+        super().__init__(model, episodes, options)
+        self.imagined = ImaginedClips(self) if options.imagined_share else None
+
     def draw(self, rng: np.random.Generator, generator: torch.Generator) -> Batch:
-        batch = super().draw(rng, generator)
+        # What a model imagines that has hardly learned anything is no context that it will ever have.
+        imagined = self.imagined and self.done >= max(0.5, self.options.pieces_until) and self.imagined.due()
+        batch = self.imagined.draw(super().draw, rng, generator) if imagined else super().draw(rng, generator)
         batch.blind = bool(rng.random() < self.options.blind_share)
         if self.options.served_share:
             self._served(batch, generator)
@@ -170,4 +177,16 @@ class TeacherObjective(WorldObjective):
         if self.options.served_share:
             parts |= {name: (error * rows).sum() / rows.sum().clamp_min(1)
                       for name, rows in (('half', batch.step == HALF), ('whole', batch.step == WHOLE))}
+        if batch.apart is not None:
+            parts = {f'imagined_{name}': value for name, value in (parts | {'apart': batch.apart}).items()}
         return weighted.mean() + heads, {**parts, **values}
+
+    def state(self) -> dict[str, Tensor]:
+        own = self.imagined.state() if self.imagined else {}
+        return super().state() | {f'imagined.{name}': tensor for name, tensor in own.items()}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        super().restore(state)
+        if self.imagined:
+            self.imagined.restore({name.removeprefix('imagined.'): tensor for name, tensor in state.items()
+                                   if name.startswith('imagined.')})

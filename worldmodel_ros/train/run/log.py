@@ -33,7 +33,7 @@ class Log:
         self.stage, self.every = stage, every
         self.last = time.monotonic()
         self.start = self.last - seconds
-        self.sums: dict[str, Tensor | float] = {}
+        self.sums: dict[str, tuple[Tensor | float, int]] = {}  # and of how many steps: not all give the same
         self.count = 0
         self.bar = _bar(stage, steps, first)
         self.events = _events(folder / 'tensorboard' / stage)
@@ -41,7 +41,8 @@ class Log:
     def add(self, step: int, values: Mapping[str, Tensor | float]) -> None:
         """Add the losses of one step, and its times: name to scalar; tensors are read only when a line is due."""
         for name, value in values.items():
-            self.sums[name] = self.sums.get(name, 0.0) + (value.detach() if isinstance(value, Tensor) else value)
+            total, count = self.sums.get(name, (0.0, 0))
+            self.sums[name] = total + (value.detach() if isinstance(value, Tensor) else value), count + 1
         self.count += 1
         if self.bar is not None:
             self.bar.update()
@@ -51,7 +52,7 @@ class Log:
     def write(self, step: int) -> None:
         """Write a line now."""
         now = time.monotonic()
-        means = {name: round(float(total) / self.count, 5) for name, total in self.sums.items()}
+        means = {name: round(float(total) / count, 5) for name, (total, count) in self.sums.items()}
         row = {'step': step, 'seconds': round(now - self.start, 1),
                'steps_per_s': round(self.count / max(now - self.last, 1e-9), 2), **means}
         self.file.write(json.dumps(row) + '\n')

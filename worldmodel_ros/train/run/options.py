@@ -31,6 +31,9 @@ class TeacherOptions:
     that the window is worth attending to.
     own_halfway: of the batches after the first half of the schedule, whose half steps from half-way begin where the model's own
     first ones end, as in service; one more pass without gradients.
+    imagined_share: of the batches after the first half of the schedule, in whose clips what follows a frame is what the model
+    itself imagines; the truth stays the target. imagined_depth: batches that such clips serve, and chunks by which their errors
+    are deep in the end; each takes two more passes without gradients.
     """
 
     batch: int = 96
@@ -49,8 +52,13 @@ class TeacherOptions:
     pieces_until: float = 0.5
     recall_share: float = 0.0
     own_halfway: float = 0.0
+    imagined_share: float = 0.0
+    imagined_depth: int = 12
 
     def __post_init__(self):
+        if not 0.0 <= self.imagined_share <= 1.0 or self.imagined_depth < 1:
+            raise ValueError(f'imagined_share is {self.imagined_share} and imagined_depth {self.imagined_depth}: they must be '
+                             'from 0 to 1, and 1 or more')
         if not 0.0 <= self.recall_share <= 1.0 or not 0.0 <= self.own_halfway <= 1.0:
             raise ValueError(f'recall_share is {self.recall_share} and own_halfway {self.own_halfway}: they must be from 0 to '
                              '1')

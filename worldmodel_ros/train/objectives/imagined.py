@@ -1,0 +1,115 @@
+"""Clips that go on with what the model itself imagines, so that it learns to mend its errors instead of adding to them.
+
+A long rollout sees its own predictions, which no recorded clip contains: what is blurred there is copied, and blurred again.
+Rooms stand still and the robot's way is known, so the truth stays the target however far ahead a chunk is (for errors that are
+put into the context on purpose, see Stable Video Infinity, Li et al. 2025). To imagine chunk after chunk, as a session does,
+would take a pass for each. Here all chunks of a clip are predicted in one pass, each from what stands before it, and again
+whenever the clip serves another step: after n times the first n are what a session would imagine, and the errors of the others
+are n chunks deep.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from worldmodel_ros.model.sampling import ONE_STEP, TWO_STEP
+from worldmodel_ros.train.data import clips
+from worldmodel_ros.train.data.batches import Batch, Chunks, over_clips
+
+if TYPE_CHECKING:
+    from .teacher import WorldObjective
+
+ONE_STEP_EVERY = 4  # of the times that clips are imagined, in one step a chunk instead of two
+NUMBERS = ('times', 'until')  # numpy arrays of a batch
+HELD = ('clean', 'context', 'actions', 'episode', 'frame', 'observed', 'headings', *NUMBERS)  # of it, what makes the clips
+COUNTS = ('counted', 'drawn', 'left', 'first')
+
+
+class ImaginedClips:
+    """Holds the clips of a batch for ``imagined_depth`` steps, and imagines them once more before each. Raises ValueError where
+    a clip has no room for two chunks after its first observed frame."""
+
+    def __init__(self, objective: WorldObjective):
+        self._objective, self._preset, options = objective, objective.preset, objective.options
+        self._depth, self._share, self._chunks = options.imagined_depth, options.imagined_share, options.chunks
+        k, f = self._preset.chunk_frames, options.clip_frames
+        stays = self._preset.tile[0] * self._preset.staying_slabs if self._preset.tile else 0
+        # As many chunks as all other passes have, so that the compiler sees one shape.
+        self._earliest = max(stays + 1, f - k * options.chunks)
+        if options.chunks < 2 or f - self._earliest < 2 * k:
+            raise ValueError(f'imagined_share takes two chunks or more after {stays + 1} frames of a clip: give chunks '
+                             f'({options.chunks}) and clip_frames ({f}) for that')
+        self._latest = min(self._earliest + self._preset.window_frames, f - 2 * k)
+        self._counted, self._drawn = 0, 0  # steps that were asked for, and those of them that were imagined
+        self._left = 0  # steps that the clips still serve
+        self._first = 0  # of their frames, the first imagined one
+        self._clips: dict[str, Any] = {}  # see ``over_clips``
+
+    def due(self) -> bool:
+        """Whether the next step is one of the share: the same in all processes, which wait for each other."""
+        self._counted += 1
+        return math.ceil(self._counted * self._share) > math.ceil((self._counted - 1) * self._share)
+
+    def draw(self, draw_clips: Callable[[np.random.Generator, torch.Generator], Batch], rng: np.random.Generator,
+             generator: torch.Generator) -> Batch:
+        """A batch whose chunks begin after what the model imagined; ``draw_clips`` gives new clips where they are due."""
+        if not self._left:
+            drawn = draw_clips(rng, generator)
+            self._clips = {name: getattr(drawn, name) for name in HELD if getattr(drawn, name) is not None}
+            self._first = int(rng.integers(self._earliest, self._latest + 1))
+            self._clips['observed'][:, self._first:] = False
+            # The processes' first clips last differently, so that a step sees errors of all depths.
+            self._left = self._depth if self._drawn else int(rng.integers(1, self._depth + 1))
+        self._left -= 1
+        self._drawn += 1
+        end = self._imagine(generator)
+        frames, k = self._clips['context'].shape[1], self._preset.chunk_frames
+        starts = rng.integers(self._first + 1, frames - k + 1, self._chunks)
+        batch = over_clips(self._preset, **self._clips, starts=starts, generator=generator)
+        newest = slice(end - k, end)
+        batch.apart = (batch.context[:, newest] - batch.clean[:, newest]).square().mean()
+        return batch
+
+    @torch.no_grad()
+    def _imagine(self, generator: torch.Generator) -> int:
+        """Put predictions in the place of all frames from the first imagined one on, chunk by chunk, each from the context as
+        it was; returns how far whole chunks go."""
+        context, actions, k = self._clips['context'], self._clips['actions'], self._preset.chunk_frames
+        device, frames = context.device, context.shape[1]
+        starts = np.arange(self._first, frames - k + 1, k)
+        end = int(starts[-1]) + k
+        starts = np.append(starts, np.repeat(starts[-1:], self._chunks - len(starts)))
+        index = clips.indices(clips.chunk_frames(self._preset, starts), device)
+        z = torch.randn(context[:, index].shape, device=device, generator=generator)
+        told = {name: self._clips[name] for name in ('times', 'until', 'headings') if name in self._clips}
+        chunks = Chunks(context, actions, starts, z, actions[:, index], **told)
+        steps = TWO_STEP if self._drawn % ONE_STEP_EVERY else ONE_STEP
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == 'cuda'):
+            for step in range(steps.count):
+                tau = torch.full(z.shape[:2], step / steps.count, device=device)
+                x = self._objective.forward(chunks, z, tau, torch.full_like(tau, steps.row, dtype=torch.long))[0]
+                z = z + (x - z) / (steps.count - step)
+        self._clips['context'] = torch.cat([context[:, :self._first], z[:, :end - self._first], context[:, end:]], 1)
+        return end
+
+    def state(self) -> dict[str, Tensor]:
+        """What a resumed training needs."""
+        state = {name: torch.tensor(getattr(self, f'_{name}')) for name in COUNTS}
+        return state | ({name: torch.as_tensor(value) for name, value in self._clips.items()} if self._left else {})
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Take up what ``state`` gave; clips of episodes that are not there any more are drawn again."""
+        for name in COUNTS:
+            setattr(self, f'_{name}', int(state[name]))
+        if self._left:
+            episodes = self._objective.episodes
+            held = {name: state[name].to(episodes.frames.device) for name in HELD if name in state}
+            self._clips = {name: each.cpu().numpy() if name in NUMBERS else each for name, each in held.items()}
+            # Episodes that are simulated while it trains come in another order.
+            if not torch.equal(episodes.latents[held['episode'], held['frame']].float(), held['clean']):
+                self._left = 0
