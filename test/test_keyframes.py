@@ -44,6 +44,9 @@ def of_headings(*degrees):
     (of_headings(0, 90, 180, 95), '1110', 3),        # what was imagined goes before what was seen
     (of_headings(0, 90, 180, 95), '1011', 1),
     (of_headings(0, 90, 180, 95), '1010', 3),        # of two that were imagined the first stays what it was
+    (of_headings(0, 5, 180, 90), '1110', 3),         # however alike the others are, and however new what was imagined is
+    (of_headings(0, 5, 90, 180, 100), '11011', 2),   # the one that is imagined, where two were seen that are more alike
+    (of_headings(0, 5, 90, 180, 100), '11000', 4),
     (np.array([[0, 0, 0], [0.2, 0, 0], [0, 0, 0.5]]), '111', 0),  # 0.2 m are less than half a radian
     (np.array([[0, 0, 0], [2.0, 0, 0], [0, 0, 0.5]]), '111', 0)])
 def test_of_two_slabs_that_were_taken_alike_one_goes(poses, observed, expected):
@@ -54,6 +57,17 @@ def test_a_turn_all_around_stays_while_the_robot_stands_for_long():
     poses = of_headings(*range(0, 360, 45), *[0] * 100)
     for kept in keyframes(poses, np.ones(len(poses), bool), 8)[8:]:
         assert sorted(np.rad2deg(poses[kept, 2]).round() % 360) == list(range(0, 360, 45))
+
+
+def test_what_is_imagined_takes_no_place_of_what_was_seen():
+    poses = of_headings(*range(0, 300, 50), *range(0, 3600, 20))
+    observed = np.arange(len(poses)) < 6
+    kept = keyframes(poses, observed, 7)
+    assert all(set(range(6)) <= set(each) for each in kept[6:])
+    free = kept[-1][-1]
+    assert len(kept[-1]) == 7 and 290 < np.rad2deg(poses[free, 2]) % 360 < 330  # where nothing was seen
+    observed[-1] = True
+    assert keyframes(poses, observed, 7)[-1] == [*range(6), len(poses) - 1]  # what is seen at last takes its place
 
 
 def held(session):

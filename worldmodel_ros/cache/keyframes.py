@@ -13,15 +13,19 @@ METRE, RADIAN = 1.0, 1.25  # a step of 1 m aside shows as much that is new as a 
 
 
 def least_needed(poses: np.ndarray, observed: np.ndarray) -> int:
-    """Index of the slab to be dropped of n >= 2, in the order in which they came: one of the two that were taken most alike.
+    """Index of the slab to be dropped of n >= 2, in the order in which they came.
 
-    ``poses`` (n, 3): x and y in m, heading in rad. ``observed`` bool (n,): of observed frames alone. Of the two, what was
-    imagined is dropped; of what was seen the older, and of what was imagined the newer, so that it stays what it was.
+    ``poses`` (n, 3): x and y in m, heading in rad. ``observed`` bool (n,): of observed frames alone. Of the two that were taken
+    most alike, the older is dropped. Where some are imagined, one of these is: that which is most like another slab, and of two
+    that are alike the newer, so that what was imagined stays what it was. An error that is imagined in the place of what was
+    seen would last for as long as the session imagines.
     """
     apart = poses[:, None] - poses
     turned = np.abs((apart[..., 2] + math.pi) % (2.0 * math.pi) - math.pi)
     unlike = METRE * np.hypot(apart[..., 0], apart[..., 1]) + RADIAN * turned
     unlike[np.tri(len(poses), dtype=bool)] = math.inf
+    if not observed.all():
+        unlike[observed[:, None] & observed] = math.inf
     older, newer = divmod(int(unlike.argmin()), len(poses))
     return older if observed[newer] else newer
 
