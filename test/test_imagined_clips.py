@@ -5,6 +5,7 @@ import torch
 from test_tile_training import TILED, decided_model, tiled_episodes
 
 from worldmodel_ros.model.sampling import HALF
+from worldmodel_ros.train.data import clips
 from worldmodel_ros.train.data.batches import Chunks
 from worldmodel_ros.train.objectives import imagined
 from worldmodel_ros.train.objectives.sampler import ChunkSampler
@@ -58,6 +59,7 @@ def test_imagined_often_enough_clips_are_what_a_session_would_imagine(model, mon
     objective.draw(rng, generator)
     held, k = objective.imagined, TILED.chunk_frames
     held._left, first = 20, held._first
+    monkeypatch.setattr(held, '_go_on', lambda: None)
     for _ in range(6):
         batch = objective.draw(rng, generator.manual_seed(5))  # the same noise
     starts = range(first, FRAMES - k + 1, k)
@@ -71,6 +73,40 @@ def test_imagined_often_enough_clips_are_what_a_session_would_imagine(model, mon
             context[:, start:start + k] = ChunkSampler(model, chunk).euler(z, torch.zeros(z.shape[:2]), 1.0, HALF, 2)
     torch.testing.assert_close(batch.context, context, rtol=1e-4, atol=1e-4)
     assert batch.apart > 0.1
+
+
+def test_clips_move_on_with_what_they_imagined(model, monkeypatch):
+    objective, (rng, generator) = objective_of(model, imagined_depth=30), randomness(0)
+    objective.episodes.latents = torch.arange(40.0)[None, :, None, None, None].expand(objective.episodes.latents.shape).clone()
+    episodes, count = objective.episodes, [1000.0]
+
+    def forward(batch, z, tau, step):  # each pass gives another number
+        count[0] += 1.0
+        return torch.full_like(z, count[0]), None, None
+    monkeypatch.setattr(objective, 'forward', forward)
+    before = objective.draw(rng, generator)
+    objective.imagined._left, moved = 25, 0
+    for _ in range(20):
+        batch = objective.draw(rng, generator)
+        on = int(batch.frame[0, -1] - before.frame[0, -1])
+        moved += on > 0
+        assert on in (0, 4) and (batch.frame[:, 2:] == before.frame[:, 2:] + on).all() and batch.frame.max() < 40
+        for each, earlier in ((batch.frame, before.frame), (batch.headings, before.headings)):
+            assert torch.equal(each[:, :2], earlier[:, :2])
+        assert (batch.times[2:] == before.times[2:] + on).all() and (batch.times[:2] == before.times[:2]).all()
+        assert (batch.until[2:] == before.until[2:] + on).all() and (batch.until[:2] == before.until[:2]).all()
+        assert torch.equal(batch.clean, episodes.latents[batch.episode, batch.frame])
+        assert torch.equal(batch.actions, episodes.actions[batch.episode, batch.frame])
+        true = clips.headings(TILED, episodes.actions)[batch.episode[:, 0]].gather(1, batch.frame)
+        torch.testing.assert_close(batch.headings[:, 2:], true[:, 2:])
+        first, seen = objective.imagined._first, batch.observed[0]
+        assert first >= 8 and not seen[first:].any() and torch.equal(batch.context[:, seen], batch.clean[:, seen])
+        kept = slice(2 + on, first + on)  # what the pass did not replace
+        assert torch.equal(batch.context[:, 2:first], before.context[:, kept][:, :first - 2])
+        own = batch.context[0, 2:FRAMES - 3, 0, 0, 0] > 500.0
+        assert own[first - 2:].all() and (own == ~seen[2:FRAMES - 3]).all()
+        before = batch
+    assert moved >= 2 and (batch.context[0, 2:FRAMES - 3] > 500.0).float().mean() > 0.7
 
 
 def test_losses_tell_imagined_contexts_from_observed_ones(model):
@@ -116,5 +152,5 @@ def test_a_resumed_training_goes_on_with_the_clips_that_it_held(model):
 def test_clips_without_room_for_what_is_imagined_are_refused(model):
     with pytest.raises(ValueError, match=r'two chunks or more after 3 frames of a clip: give chunks \(4\) and clip_frames'):
         objective_of(model, clip_frames=10)
-    with pytest.raises(ValueError, match='imagined_share is 1.5 and imagined_depth 12'):
+    with pytest.raises(ValueError, match='imagined_share is 1.5 and imagined_depth 16'):
         TeacherOptions(imagined_share=1.5)

@@ -5,7 +5,7 @@ Rooms stand still and the robot's way is known, so the truth stays the target ho
 put into the context on purpose, see Stable Video Infinity, Li et al. 2025). To imagine chunk after chunk, as a session does,
 would take a pass for each. Here all chunks of a clip are predicted in one pass, each from what stands before it, and again
 whenever the clip serves another step: after n times the first n are what a session would imagine, and the errors of the others
-are n chunks deep.
+are n chunks deep. Then the clip moves on along its episode.
 """
 from __future__ import annotations
 
@@ -31,18 +31,19 @@ COUNTS = ('counted', 'drawn', 'left', 'first')
 
 
 class ImaginedClips:
-    """Holds the clips of a batch for ``imagined_depth`` steps, and imagines them once more before each. Raises ValueError where
-    a clip has no room for two chunks after its first observed frame."""
+    """Holds the clips of a batch for ``imagined_depth`` steps, imagines them once more before each, and lets them move on when
+    they have served for half as many as they have chunks. Raises ValueError where a clip has no room for two chunks after its
+    first observed frame."""
 
     def __init__(self, objective: WorldObjective):
         self._objective, self._preset, options = objective, objective.preset, objective.options
         self._depth, self._share, self._chunks = options.imagined_depth, options.imagined_share, options.chunks
         k, f = self._preset.chunk_frames, options.clip_frames
-        stays = self._preset.tile[0] * self._preset.staying_slabs if self._preset.tile else 0
+        self._stays = self._preset.tile[0] * self._preset.staying_slabs if self._preset.tile else 0  # frames
         # As many chunks as all other passes have, so that the compiler sees one shape.
-        self._earliest = max(stays + 1, f - k * options.chunks)
+        self._earliest = max(self._stays + 1, f - k * options.chunks)
         if options.chunks < 2 or f - self._earliest < 2 * k:
-            raise ValueError(f'imagined_share takes two chunks or more after {stays + 1} frames of a clip: give chunks '
+            raise ValueError(f'imagined_share takes two chunks or more after {self._stays + 1} frames of a clip: give chunks '
                              f'({options.chunks}) and clip_frames ({f}) for that')
         self._latest = min(self._earliest + self._preset.window_frames, f - 2 * k)
         self._counted, self._drawn = 0, 0  # steps that were asked for, and those of them that were imagined
@@ -65,6 +66,8 @@ class ImaginedClips:
             self._clips['observed'][:, self._first:] = False
             # The processes' first clips last differently, so that a step sees errors of all depths.
             self._left = self._depth if self._drawn else int(rng.integers(1, self._depth + 1))
+        elif self._depth - self._left > self._chunks // 2:
+            self._go_on()
         self._left -= 1
         self._drawn += 1
         end = self._imagine(generator)
@@ -74,6 +77,27 @@ class ImaginedClips:
         newest = slice(end - k, end)
         batch.apart = (batch.context[:, newest] - batch.clean[:, newest]).square().mean()
         return batch
+
+    def _go_on(self) -> None:
+        """Leave the oldest chunk behind what stays, and take the next one of the episodes, if they have another: errors get
+        deeper than a clip is long."""
+        held, episodes, k, stays = self._clips, self._objective.episodes, self._preset.chunk_frames, self._stays
+        if episodes.lengths is not None or int(held['frame'].max()) + k >= episodes.frames.shape[1]:
+            return
+        later = torch.cat([held['frame'][:, :stays], held['frame'][:, stays:] + k], 1)
+        clean, executed = episodes.latents[held['episode'], later].float(), episodes.actions[held['episode'][:, 0]]
+        context, observed = (torch.cat([part[:, :stays], part[:, stays + k:], new], 1) for part, new in (
+            (held['context'], clean[:, -k:]), (held['observed'], torch.zeros_like(held['observed'][:, -k:]))))
+        held |= {'frame': later, 'clean': clean, 'context': context, 'observed': observed,
+                 'actions': episodes.actions[held['episode'], later]}
+        if 'headings' in held:
+            moved = clips.headings(self._preset, executed).gather(1, later)[:, stays:]
+            held['headings'] = torch.cat([held['headings'][:, :stays], moved], 1)
+        for name in NUMBERS:
+            if name in held:
+                held[name] = held[name] + np.where(np.arange(later.shape[1]) < stays, 0, k)
+        # The first chunk still needs a frame before it; what was imagined before that one stays as it is.
+        self._first -= k if self._first - k >= self._earliest else 0
 
     @torch.no_grad()
     def _imagine(self, generator: torch.Generator) -> int:

@@ -33,7 +33,7 @@ class TeacherOptions:
     first ones end, as in service; one more pass without gradients.
     imagined_share: of the batches after the first half of the schedule, in whose clips what follows a frame is what the model
     itself imagines; the truth stays the target. imagined_depth: batches that such clips serve, and chunks by which their errors
-    are deep in the end; each takes two more passes without gradients.
+    are deep in the end, see objectives/imagined.py; each takes two more passes without gradients.
     """
 
     batch: int = 96
@@ -53,7 +53,7 @@ class TeacherOptions:
     recall_share: float = 0.0
     own_halfway: float = 0.0
     imagined_share: float = 0.0
-    imagined_depth: int = 12
+    imagined_depth: int = 16
 
     def __post_init__(self):
         if not 0.0 <= self.imagined_share <= 1.0 or self.imagined_depth < 1:
