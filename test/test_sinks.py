@@ -1,10 +1,12 @@
 """Branches beyond their window: what they keep of what was observed, by every way to compute them."""
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from small_model import SMALL, small_model
+from tiled_model import TILED
 
 from worldmodel_ros.engine import load
 from worldmodel_ros.engine.network_calls import Boundary, Call, run
@@ -166,10 +168,29 @@ def test_sinks_are_some_of_the_whole_chunks_of_a_window(changes):
         replace(TINY, **changes)
 
 
-@pytest.mark.parametrize('changes', [{'sink_frames': 16}, {'sink_statistics': 0.1}])
-def test_with_tiles_sinks_are_slabs(changes):
-    with pytest.raises(ValueError, match='sink_slabs'):
+@pytest.mark.parametrize('changes, wrong', [({'sink_frames': 16}, 'the sinks are sink_slabs'),
+                                            ({'sink_statistics': 1.1}, 'sink_statistics is 1.1'),
+                                            ({'sink_statistics': float('nan')}, 'sink_statistics is nan')])
+def test_with_tiles_sinks_are_slabs(changes, wrong):
+    with pytest.raises(ValueError, match=wrong):
         replace(PRESETS['robot_3b'], **changes)
+
+
+def test_with_tiles_chunks_far_ahead_take_over_the_statistics_of_the_last_observed_window(tmp_path):
+    spec = replace(TILED, image_size=(64, 64), sink_statistics=0.3, sink_statistics_after=8)
+    assert spec.kept_frames == 8 and spec.sinks_from == math.inf
+    ours, theirs = (engine_of(each, tmp_path / each.name) for each in (spec, replace(spec, name='plain', sink_statistics=0.0)))
+    session, other = driven(ours), driven(theirs)
+    matched, plain = imagined(session), imagined(other)
+    np.testing.assert_array_equal(matched[:8], plain[:8])
+    like = np.stack([ours.backend.host(latent) for latent, _ in session._sinks])
+    assert len(like) == 8 and np.array_equal(like[-1], ours.backend.host(session._latent))
+    np.testing.assert_allclose(matched[8:12], adain(plain[8:12], like, 0.3), atol=1e-5)
+    assert np.abs(matched[8:12] - plain[8:12]).max() > 1e-3
+    session.save(tmp_path / 'session')
+    again = ours.open_session()
+    again.load(tmp_path / 'session')
+    np.testing.assert_array_equal(imagined(again), matched)
 
 
 @pytest.mark.parametrize('changes', [{'sink_statistics': 1.1}, {'sink_statistics': -0.1},

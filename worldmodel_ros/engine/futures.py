@@ -28,7 +28,7 @@ class Future:
 @dataclass(frozen=True, eq=False)
 class Moment:
     """What a session had seen by frame ``time``, whose latent is ``latent`` and whose features (P, D) are ``features``.
-    ``sinks``: latent (h, w, Z) and action (A,) of each of the last ``Preset.sink_frames``; the first frame of all stands
+    ``sinks``: latent (h, w, Z) and action (A,) of each of the last ``Preset.kept_frames``; the first frame of all stands
     for those that never were. ``imagined``: frames up to ``time`` that were not observed, at the end of a branch."""
 
     cache: SequenceCache

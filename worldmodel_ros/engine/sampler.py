@@ -121,8 +121,9 @@ def branch(sampler: Sampler, commit: Callable[..., Calls], moment: Moment, actio
 
     ``commit``, the session's, makes what was imagined a part of the fork, where the next chunk sees it; so it does with
     the sinks, again for every chunk that sees some, as frames that nothing came before. Far ahead it matches a chunk's
-    statistics to theirs. Returns the chunks for ``joined``, and the moment at the end: its cache is the fork, on whose pages
-    the work of the device may still be. Where ``keep``, the last chunk is committed too, and a branch can go on from there.
+    statistics to those of the ``Preset.kept_frames``. Returns the chunks for ``joined``, and the moment at the end: its cache
+    is the fork, on whose pages the work of the device may still be. Where ``keep``, the last chunk is committed too, and a
+    branch can go on from there.
     """
     spec, total = sampler.spec, len(actions)
     size = spec.chunk_frames

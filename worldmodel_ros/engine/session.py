@@ -84,9 +84,9 @@ class Session:
             features = yield from self._commit(self._cache, latent[None], np.array([self._time + 1]), executed)
         self._time += 1
         self._encoder_state, self._latent, self._features = state, latent, features[-1]
-        if spec.sink_frames:
+        if spec.kept_frames:
             newest = latent, executed[0].copy()
-            self._sinks = *(self._sinks[1:] or (newest,) * (spec.sink_frames - 1)), newest
+            self._sinks = *(self._sinks[1:] or (newest,) * (spec.kept_frames - 1)), newest
 
     def plan(self, goal: str, prefix: np.ndarray | None = None) -> np.ndarray:
         """Command chunk (chunk_frames, A) in SI units that drives towards ``goal``, from the newest observation.

@@ -117,7 +117,7 @@ class Loaded(Incoming):
     take it over.
 
     ``state`` has time int64 (1,), latent (h, w, Z), features (P, D) and encoder_state (1, C, h, w), float32, and of the
-    preset's sink_frames, if it has any, sink_latents (n, h, w, Z) and sink_actions (n, A); of one with heading_pairs, heading
+    preset's kept_frames, if it has any, sink_latents (n, h, w, Z) and sink_actions (n, A); of one with heading_pairs, heading
     (1,) in rad; of one with keyframe_slabs, poses (most_slabs, 3), of the slabs in their order: x, y in m, heading in rad.
     """
 
@@ -232,9 +232,9 @@ def _state_forms(spec: Preset, memory: Memory) -> dict[str, tuple[tuple[int, ...
         forms['heading'] = (1,), number
     if spec.keyframe_slabs:
         forms['poses'] = (most_slabs(spec, memory), 3), number
-    if spec.sink_frames:
-        forms |= {'sink_latents': ((spec.sink_frames, *latent), number),
-                  'sink_actions': ((spec.sink_frames, spec.actions), number)}
+    if spec.kept_frames:
+        forms |= {'sink_latents': ((spec.kept_frames, *latent), number),
+                  'sink_actions': ((spec.kept_frames, spec.actions), number)}
     return forms
 
 

@@ -75,7 +75,7 @@ class VideoPreset(SequencePreset):
     keyframe_slabs: int = 0  # so many others stay behind the window, chosen by where the robot was (``cache.keyframes``)
     heading_pairs: int = 0  # of the rotary embedding's pairs for time, which turn with the robot instead, see ``rotary``
     sink_frames: int = 0  # see ``sinks_from``
-    sink_statistics: float = 0.0  # share of the sinks' mean and deviation in a chunk, see ``anchor_statistics_from``
+    sink_statistics: float = 0.0  # share of the mean and deviation of what was observed, see ``anchor_statistics_from``
     sink_statistics_after: int = 0  # imagined frames
 
     def __post_init__(self):
@@ -104,9 +104,10 @@ class VideoPreset(SequencePreset):
                 raise ValueError(f'preset {self.name}: sink_statistics is {self.sink_statistics}: it is a share, from 0 '
                                  f'to 1, and 0 without sink_frames')
             return
-        if self.sink_frames or self.sink_statistics:
-            raise ValueError(f'preset {self.name}: with tiles, the sinks are sink_slabs; leave sink_frames and '
-                             f'sink_statistics 0')
+        if self.sink_frames:
+            raise ValueError(f'preset {self.name}: with tiles, the sinks are sink_slabs; leave sink_frames 0')
+        if not 0.0 <= self.sink_statistics <= 1.0:
+            raise ValueError(f'preset {self.name}: sink_statistics is {self.sink_statistics}: it is a share, from 0 to 1')
         sizes = self.chunk_frames, *self.grid
         if any(whole % part for whole, part in zip(sizes, self.tile)):
             raise ValueError(f'preset {self.name}: a chunk of (frames, rows, columns) {sizes} must be whole tiles of '
@@ -158,11 +159,19 @@ class VideoPreset(SequencePreset):
         return self.window_frames - self.sink_frames + 1 if self.sink_frames else math.inf
 
     @cached_property
+    def kept_frames(self) -> int:
+        """Of how many of the last observed frames a session keeps the latents: of its sinks, or with tiles of as many as a
+        window has, whose statistics chunks take over."""
+        return self.sink_frames or (self.window_frames if self.sink_statistics else 0)
+
+    @cached_property
     def anchor_statistics_from(self) -> float:
-        """Imagined frames of a branch from which on its chunks take over channel statistics of their sinks (``adain``), so that
-        colours and contrast do not fade; infinite for none. Only far ahead: where what was seen still tells what comes, it
-        would err."""
-        return max(self.sink_statistics_after, self.sinks_from) if self.sink_statistics else math.inf
+        """Imagined frames of a branch from which on its chunks take over channel statistics of the ``kept_frames`` (``adain``),
+        so that colours and contrast do not fade; infinite for none. Only far ahead: where what was seen still tells what comes,
+        it would err."""
+        if not self.sink_statistics:
+            return math.inf
+        return max(self.sink_statistics_after, self.sinks_from) if self.sink_frames else self.sink_statistics_after
 
 
 @dataclass(frozen=True, kw_only=True)
