@@ -132,6 +132,20 @@ def test_what_is_committed_slab_by_slab_is_committed_as_at_once():
     np.testing.assert_allclose(np.concatenate(found), expected, rtol=0, atol=2e-5)
 
 
+def test_a_long_branch_keeps_what_its_session_saw():
+    images, actions = episode(60)
+    session = Engine(TorchBackend(model()), Path('tiled'), 1).open_session()
+    for image, action in zip(images[:30], actions[:30]):
+        session.observe(image, action)
+    moment, window = None, KEYFRAMED.window_frames
+    for chunk in actions[:48].reshape(6, 8, 2):
+        _, moment = run(session.extending(chunk, moment=moment), session._backend)
+        table, first = moment.cache.table, moment.time + 1 - window
+        behind = ((table.slabs + 1) * SIZE <= first) & (table.slabs >= KEYFRAMED.sink_slabs)
+        assert behind.sum() == KEPT and (table.observed == table.valid)[behind].all()
+    assert (table.observed[~behind][KEYFRAMED.sink_slabs:] == 0).all()  # its window is imagined as a whole
+
+
 def test_a_saved_session_goes_on_with_its_keyframes(tmp_path):
     images, actions = episode(60)
     engine = Engine(TorchBackend(model()), Path('tiled'), 2)
