@@ -6,7 +6,7 @@ from test_tile_training import TILED, decided_model, tiled_episodes
 
 from worldmodel_ros.model.sampling import HALF
 from worldmodel_ros.train.data import clips
-from worldmodel_ros.train.data.batches import Chunks
+from worldmodel_ros.train.data.batches import Chunks, mix
 from worldmodel_ros.train.objectives import imagined
 from worldmodel_ros.train.objectives.sampler import ChunkSampler
 from worldmodel_ros.train.objectives.teacher import TeacherObjective
@@ -120,6 +120,22 @@ def test_losses_tell_imagined_contexts_from_observed_ones(model):
     assert names == [True, False, True, False]
 
 
+def test_the_truth_weighs_less_after_what_has_gone_far_from_it(model):
+    objective, random = objective_of(model, imagined_distance=0.5, served_share=0.0, heads_weight=0.0), randomness(6)
+    batch = objective.draw(*random)
+    apart = (batch.context - batch.clean).square().mean((2, 3, 4))
+    expected = torch.stack([1.0 / (1.0 + (apart[:, start - 4:start].mean(1) / 0.5) ** 2) for start in batch.starts.tolist()], 1)
+    torch.testing.assert_close(batch.trust, (expected / expected.mean()).repeat_interleave(4, 1))
+    assert batch.trust.std() > 0.01
+    loss, _ = objective.loss(batch)
+    with torch.no_grad():
+        x = objective.forward(batch, mix(batch.noise, batch.target, batch.tau), batch.tau, batch.step, batch.blind)[0]
+        error = (x - batch.target).square().mean((2, 3, 4))
+    weighted = objective.flow_weight(batch.tau) * error * batch.trust
+    torch.testing.assert_close(loss.detach(), weighted.mean(), rtol=1e-4, atol=1e-5)
+    assert (objective_of(model).draw(*randomness(6)).trust == 1.0).all()
+
+
 def test_without_a_share_and_in_the_first_half_clips_are_what_they_were(model):
     plain = objective_of(model, imagined_share=0.0)
     for other in (objective_of(model, done=0.4), objective_of(model, imagined_share=0.5)):
@@ -152,5 +168,5 @@ def test_a_resumed_training_goes_on_with_the_clips_that_it_held(model):
 def test_clips_without_room_for_what_is_imagined_are_refused(model):
     with pytest.raises(ValueError, match=r'two chunks or more after 3 frames of a clip: give chunks \(4\) and clip_frames'):
         objective_of(model, clip_frames=10)
-    with pytest.raises(ValueError, match='imagined_share is 1.5 and imagined_depth 16'):
+    with pytest.raises(ValueError, match='imagined_share is 1.5, imagined_depth 16 and imagined_distance 0.0'):
         TeacherOptions(imagined_share=1.5)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from worldmodel_ros.model.sampling import ONE_STEP, TWO_STEP
 from worldmodel_ros.train.data import clips
-from worldmodel_ros.train.data.batches import Batch, Chunks, over_clips
+from worldmodel_ros.train.data.batches import Batch, Chunks, over_clips, per_chunk
 
 if TYPE_CHECKING:
     from .teacher import WorldObjective
@@ -38,6 +38,7 @@ class ImaginedClips:
     def __init__(self, objective: WorldObjective):
         self._objective, self._preset, options = objective, objective.preset, objective.options
         self._depth, self._share, self._chunks = options.imagined_depth, options.imagined_share, options.chunks
+        self._distance = options.imagined_distance
         k, f = self._preset.chunk_frames, options.clip_frames
         self._stays = self._preset.tile[0] * self._preset.staying_slabs if self._preset.tile else 0  # frames
         # As many chunks as all other passes have, so that the compiler sees one shape.
@@ -74,8 +75,12 @@ class ImaginedClips:
         frames, k = self._clips['context'].shape[1], self._preset.chunk_frames
         starts = rng.integers(self._first + 1, frames - k + 1, self._chunks)
         batch = over_clips(self._preset, **self._clips, starts=starts, generator=generator)
-        newest = slice(end - k, end)
-        batch.apart = (batch.context[:, newest] - batch.clean[:, newest]).square().mean()
+        apart = (batch.context - batch.clean).square().mean((2, 3, 4))
+        batch.apart = apart[:, end - k:end].mean()
+        if self._distance:
+            before = clips.indices(starts[:, None] - 1 - np.arange(k), apart.device)
+            trust = 1.0 / (1.0 + (apart[:, before].mean(-1) / self._distance).square())
+            batch.trust = per_chunk(self._preset, trust / trust.mean())
         return batch
 
     def _go_on(self) -> None:

@@ -171,7 +171,7 @@ class TeacherObjective(WorldObjective):
             z = torch.where(expand(batch.halfway), 0.5 * (batch.noise + first), z)
         x, noisy, committed = self.forward(batch, z, batch.tau, batch.step, batch.blind)
         error, flow = (x - batch.target).square().mean((2, 3, 4)), batch.step == FLOW
-        weighted = torch.where(flow, self.flow_weight(batch.tau), 1.0) * error
+        weighted = torch.where(flow, self.flow_weight(batch.tau), 1.0) * error * batch.trust
         heads, values = self.head_losses(batch, committed, noisy)
         parts = {'flow': (weighted * flow).sum() / flow.sum().clamp_min(1)}
         if self.options.served_share:

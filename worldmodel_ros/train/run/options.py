@@ -33,7 +33,9 @@ class TeacherOptions:
     first ones end, as in service; one more pass without gradients.
     imagined_share: of the batches after the first half of the schedule, in whose clips what follows a frame is what the model
     itself imagines; the truth stays the target. imagined_depth: batches that such clips serve, and chunks by which their errors
-    are deep in the end, see objectives/imagined.py; each takes two more passes without gradients.
+    are deep in the end, see objectives/imagined.py; each takes two more passes without gradients. imagined_distance: mean
+    squared distance of the latents, of unit variance, between the imagined frames before a chunk and the true ones, at which
+    the truth has half its weight as this chunk's target; 0: all chunks weigh the same.
     """
 
     batch: int = 96
@@ -54,11 +56,12 @@ class TeacherOptions:
     own_halfway: float = 0.0
     imagined_share: float = 0.0
     imagined_depth: int = 16
+    imagined_distance: float = 0.0
 
     def __post_init__(self):
-        if not 0.0 <= self.imagined_share <= 1.0 or self.imagined_depth < 1:
-            raise ValueError(f'imagined_share is {self.imagined_share} and imagined_depth {self.imagined_depth}: they must be '
-                             'from 0 to 1, and 1 or more')
+        if not 0.0 <= self.imagined_share <= 1.0 or self.imagined_depth < 1 or not self.imagined_distance >= 0.0:
+            raise ValueError(f'imagined_share is {self.imagined_share}, imagined_depth {self.imagined_depth} and '
+                             f'imagined_distance {self.imagined_distance}: they must be from 0 to 1, 1 or more, and 0 or more')
         if not 0.0 <= self.recall_share <= 1.0 or not 0.0 <= self.own_halfway <= 1.0:
             raise ValueError(f'recall_share is {self.recall_share} and own_halfway {self.own_halfway}: they must be from 0 to '
                              '1')
