@@ -42,7 +42,9 @@ from worldmodel_ros.serving.service.service import Service, ServiceSettings
 pytestmark = [pytest.mark.usefixtures('one_thread'), pytest.mark.skipif(
     torch.cuda.is_available(), reason='for processes on a CPU; on GPUs: python benchmarks/parallel.py')]
 
-DIVIDED = replace(TILED, name='divided-test', image_size=(64, 64), width=64, heads=4)  # 2 x 2 tiles a slab
+# 2 x 2 tiles a slab; a branch's second chunk takes over the statistics of what was observed.
+DIVIDED = replace(TILED, name='divided-test', image_size=(64, 64), width=64, heads=4, sink_statistics=0.3,
+                  sink_statistics_after=4)
 ACTION = np.array([0.2, 0.4], np.float32)
 CHUNK = np.tile(np.array([[0.3, 1.0]], np.float32), (DIVIDED.chunk_frames, 1))
 
