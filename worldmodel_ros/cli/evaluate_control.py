@@ -54,6 +54,7 @@ def add_control(parser: argparse.ArgumentParser) -> None:
                         help='besides the plain tasks. shifted: faster and more movers; stops: shuttles that stop at random; '
                              'delay: 200 ms more; camera_wide, camera_wider: 640x480, 110 degrees across and down, distorted; '
                              'camera_pitched: by 5 degrees; these three also with _uncorrected; camera_higher: by 0.1 m; '
+                             'camera_128: the trained one, with the images of small_tiles, scaled; '
                              'camera_height_+0.05 and other heights, m, and camera_pitch_-5 and other pitches, degrees: those '
                              'of docs/own_robot.md')
     parser.add_argument('--model', default='tiny', metavar='M', help='of b1: shipped model or folder of a trained one (tiny)')

@@ -44,6 +44,7 @@ PITCHES = (-10, -5, -2, 2, 5, 10)                         # degrees, by which it
 CAMERAS: Mapping[str, OtherCamera] = {
     'camera_wide': OtherCamera(WIDE), 'camera_wide_uncorrected': OtherCamera(WIDE, corrected=False),
     'camera_wider': OtherCamera(WIDER), 'camera_wider_uncorrected': OtherCamera(WIDER, corrected=False),
+    'camera_128': OtherCamera(replace(TRAINED, size=(128, 128), focal=64.0, centre=(63.5, 63.5)), corrected=False),
     'camera_higher': OtherCamera(replace(WIDE, higher=0.1)),
     'camera_pitched': OtherCamera(replace(WIDER, lower_pitch=math.radians(5.0)), level=True),
     'camera_pitched_uncorrected': OtherCamera(replace(WIDER, lower_pitch=math.radians(5.0))),
