@@ -33,6 +33,7 @@ THIRD_PARTY = {
     'matplotlib': ('matplotlib', 'python3-matplotlib'),
     'mcap': ('mcap', None),
     'mujoco': ('mujoco', None),
+    'numba': ('numba', None),
     'numpy': ('numpy', 'python3-numpy'),
     'msgspec': ('msgspec', None),
     'obstore': ('obstore', None),
