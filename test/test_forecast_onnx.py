@@ -1,6 +1,8 @@
 """The scene forecast through ONNX Runtime: what PyTorch gives, frame by frame, also when rungs change between frames."""
 import os
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -81,6 +83,29 @@ def test_passes_of_fixed_shapes_on_a_device_give_what_torch_does(forecasts, fold
         for wanted, got in zip(expected, given, strict=True):
             assert wanted.shape == got.shape
             np.testing.assert_allclose(got, wanted, atol=2e-5)
+
+
+def test_streams_of_several_threads_take_turns_on_a_device(folder, monkeypatch):
+    """A goal image is looked at by another thread than the robot's ticks."""
+    network, inside, overlaps = DeviceForecast(folder, 'cpu'), [], []
+    see = network.see
+
+    def watched(*inputs):
+        inside.append(1)
+        overlaps.append(len(inside) > 1)
+        time.sleep(0.002)
+        found = see(*inputs)
+        inside.pop()
+        return found
+    monkeypatch.setattr(network, 'see', watched)
+    alone = drive(DeviceForecast(folder, 'cpu'), (2, 1))
+    with ThreadPoolExecutor(3) as threads:
+        driven = list(threads.map(lambda _: drive(network, (2, 1)), range(3)))
+    assert len(overlaps) == 3 * FRAMES and not any(overlaps)
+    for given in driven:
+        for expected, got in zip(alone, given, strict=True):
+            for wanted, number in zip(expected, got, strict=True):
+                np.testing.assert_allclose(number, wanted, atol=2e-5)
 
 
 def test_images_of_a_faster_and_larger_camera_reach_streams_as_they_were_trained(forecasts):

@@ -1,6 +1,7 @@
 """A scene forecast on a GPU: its passes are CUDA graphs, and the windows of its streams stay on the device."""
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +18,11 @@ _PATHS = 1 + len(HORIZONS)
 
 
 class DeviceForecast:
-    """The network on ``device`` in float32, which all streams share; not thread-safe, and neither are they among each other."""
+    """The network on ``device`` in float32, which all streams share. ``turn``: held while one of them uses it, since its graphs
+    have one place for what goes in."""
 
     def __init__(self, folder: Path, device: torch.device | str = 'cuda') -> None:
-        self.device = torch.device(device)
+        self.device, self.turn = torch.device(device), threading.Lock()
         self.name = f'torch-{self.device.type}'
         self._net = SceneForecast.load(folder, self.device).requires_grad_(False)
         for layer in self._net.layers:
@@ -78,7 +80,7 @@ def _flat(parts: list[Tensor]) -> Tensor:
 
 
 class DeviceStream:
-    """One robot's forecasts, from one thread."""
+    """One robot's forecasts, from one thread; other threads may have streams of their own."""
 
     def __init__(self, network: DeviceForecast, ring: Ring) -> None:
         self._network, self._ring, preset = network, ring, network.preset
@@ -95,6 +97,12 @@ class DeviceStream:
     def observe(self, image: np.ndarray, executed: np.ndarray, measured: np.ndarray, passes: int
                 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Take a frame and return presence, places and walls, see ``control.pilot.Forecast``."""
+        # Threads have CUDA streams of their own: the turn is over when the numbers are on the host.
+        with self._network.turn:
+            return self._observe(image, executed, measured, passes)
+
+    def _observe(self, image: np.ndarray, executed: np.ndarray, measured: np.ndarray, passes: int
+                 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         network, ring = self._network, self._ring
         where = ring.enter(measured)
         told, features, slots, own = network.see(
