@@ -6,8 +6,8 @@
 Random weights, a full window, ticks of two steps, one after the other and as far apart as the images of a camera of 60 Hz.
 Times of parts are the device's own; a tick is from a frame in the host's memory to a checked plan there. Three ways are
 compared: pages that are read in place, pages that are gathered for each layer, and layers in FP8. Each way's futures are held
-against those of the first one; in bf16 about a percent is rounding. Candidates are chunks under plans of their own over one window, in one batch, as sessions have
-them. Rows are written as they come; no way is begun that would end after --budget.
+against those of the first one; in bf16 about a percent is rounding. Candidates are chunks under plans of their own over one
+window, in one batch, as sessions have them. Rows are written as they come; no way is begun that would end after --budget.
 """
 from __future__ import annotations
 

@@ -316,6 +316,14 @@ def test_a_session_that_was_prepared_and_does_not_come_gives_its_pages_back(serv
         there.close()
 
 
+def goes_on(keeper, robot):
+    """The robot opens its session there, drives for a tick, and ends it."""
+    kept = keeper.open(robot, 'robot', 'robot')
+    robot.number = kept.number
+    robot.tick()
+    keeper.end(kept)
+
+
 def test_pages_of_a_prepared_session_are_for_who_needs_them_and_it_comes_all_the_same(served, device):
     store, allocator = HostStore(), served[1].memory.pool.allocator
     here, there = keeper_of(served, store), keeper_of(served, store, '/there')
@@ -331,10 +339,7 @@ def test_pages_of_a_prepared_session_are_for_who_needs_them_and_it_comes_all_the
     branches.release(ids)
     there.take_over('robot', 2)
     assert len(device.filled) == 6
-    kept = there.open(robot, 'robot', 'robot')
-    robot.number = kept.number
-    robot.tick()
-    there.end(kept)
+    goes_on(there, robot)
     here.close()
     there.close()
     assert used(served) == 0
@@ -385,10 +390,7 @@ def test_a_robot_is_held_while_what_it_has_ticked_last_is_copied_and_no_more(ser
     assert set(moved.parts) == {'capture', 'copy', 'write'} and sum(moved.parts.values()) <= moved.held
     assert [len(device.filled) - before['filled'][0], len(store.read) - before['filled'][1]] == [late, late]
     here.end(kept)
-    kept = there.open(robot, 'robot', 'robot')
-    robot.number = kept.number
-    robot.tick()
-    there.end(kept)
+    goes_on(there, robot)
     here.close()
     there.close()
 
