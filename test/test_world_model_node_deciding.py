@@ -1,9 +1,11 @@
 """The world model node with a forecast of the scene: tasks, odometry, and what it tells of its decisions."""
 import math
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
 import pytest
+from fake_engine import SPEC
 from nav_msgs.msg import Odometry
 from visualization_msgs.msg import MarkerArray
 from world_model_rig import MOTION, active, rig, stamp_of, wait_for
@@ -202,3 +204,15 @@ def test_a_forecast_whose_images_cannot_be_made_of_the_models_is_refused(size, p
         return Forecasts(name, backend, size, period, Stream)
     with rig(load_forecast=other, forecast='other') as subject:
         assert not subject.change('configure')
+
+
+def test_a_model_whose_steps_are_longer_than_the_commands_apart_decides_nothing():
+    """Its plan would end before its chunk."""
+    def slow(name, backend, threads):
+        return Forecasts(name, backend, (64, 64), 0.2, Stream)
+    with rig(load_forecast=slow, forecast='some forecast') as subject:
+        subject.engine.spec = SimpleNamespace(**{**vars(SPEC), 'step_period': 0.2})
+        assert not subject.change('configure')
+        subject.engine.spec = SPEC
+        subject.subject._load_forecast = forecasts
+        assert subject.change('configure')

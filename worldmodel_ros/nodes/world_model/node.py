@@ -38,6 +38,7 @@ from worldmodel_ros.engine.faults import Faults, FaultyBackend
 from worldmodel_ros.engine.loading import is_world
 from worldmodel_ros.engine.session_folder import SessionFolder, default_folder
 from worldmodel_ros.inputs import images
+from worldmodel_ros.motion import PERIOD
 from worldmodel_ros.nodes.common import diagnostics
 from worldmodel_ros.msg import Task as TaskMessage
 from worldmodel_ros.nodes.common.diagnostics import Refusals
@@ -182,6 +183,9 @@ class WorldModelNode(LifecycleNode):
 
     def _load_deciding(self) -> 'Deciding':
         settings, spec = self._settings, self._engine.spec
+        if spec.step_period > PERIOD:
+            raise ValueError(f'model {spec.name} has a step of {spec.step_period} s, and commands that are decided on a forecast '
+                             f'are {PERIOD} s apart: choose a model with a step of at most that')
         forecasts = self._load_forecast(settings['forecast'], settings['backend'], settings['threads']).fitted(
             spec.image_size, spec.step_period)
         if None not in (forecasts.camera, spec.camera) and forecasts.camera != spec.camera:
