@@ -184,8 +184,8 @@ class WorldModelNode(LifecycleNode):
     def _load_deciding(self) -> 'Deciding':
         settings, spec = self._settings, self._engine.spec
         if spec.step_period > PERIOD:
-            raise ValueError(f'model {spec.name} has a step of {spec.step_period} s, and commands that are decided on a forecast '
-                             f'are {PERIOD} s apart: choose a model with a step of at most that')
+            raise ValueError(f'model {spec.name} has a step of {spec.step_period} s, and commands decided on a forecast are '
+                             f'{PERIOD} s apart: choose a model with a step of at most that')
         forecasts = self._load_forecast(settings['forecast'], settings['backend'], settings['threads']).fitted(
             spec.image_size, spec.step_period)
         if None not in (forecasts.camera, spec.camera) and forecasts.camera != spec.camera:
