@@ -82,4 +82,4 @@ if __name__ == '__main__':
     for kind, precision in KINDS.items():
         group = TensorParallel(link) if kind.startswith('tensor') else SequenceParallel(link, kind == 'sequence-fp8')
         torch.save(chunks(precision, group), folder / f'{kind}.{rank}.pt')
-    torch.distributed.destroy_process_group()  # else its threads may outlive the interpreter, which ends that by abort()
+    Link.leave().result()  # else threads of its messages may outlive the interpreter, which ends that by abort()
