@@ -301,8 +301,7 @@ def imagine(aim: policy.Aim, candidates: Sequence[Candidate], view: View, pose: 
     path, others, radii = scene_of(aim, view)
     if roll_out := compiled():
         return roll_out(
-            *(np.ascontiguousarray(array, float) for array in (pose, twist, previous, path[:steps + 1], others[:, :steps + 1],
-                                                               radii, view.walls)),
+            *(np.ascontiguousarray(array, float) for array in (pose, twist, previous, path, others, radii, view.walls)),
             leads, holds, held, aim.apart, aim.in_view, math.nan if aim.yaw is None else aim.yaw, *limits.arrays, PERIOD)
     count, longest = len(candidates), math.ceil(held.max())
     poses, twists, commands = np.tile(pose, (count, 1)), np.tile(twist, (count, 1)), np.tile(previous, (count, 1))

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -118,15 +119,16 @@ def load_forecast(forecast: str, backend: str = 'auto', threads: int = 1) -> For
     if backend.startswith('torch'):
         import torch
 
-        from worldmodel_ros.model.scene_forecast import SceneForecast
         if torch.cuda.is_available():
             from .device import DeviceForecast
-            on_device = DeviceForecast(folder)
-            return Forecasts(folder.name, on_device.name, preset.image_size, preset.step_period, on_device.open, preset.camera)
-        network = SceneForecast.load(folder)
-        torch.set_num_threads(threads)
-        return Forecasts(folder.name, 'torch', preset.image_size, preset.step_period, lambda: TorchStream(network),
-                         preset.camera)
-    from .onnx import OnnxForecast
-    network = OnnxForecast(folder, threads, quantised=backend != 'onnx')
-    return Forecasts(folder.name, network.name, preset.image_size, preset.step_period, network.open, preset.camera)
+            network = DeviceForecast(folder)
+            name, make = network.name, network.open
+        else:
+            from worldmodel_ros.model.scene_forecast import SceneForecast
+            torch.set_num_threads(threads)
+            name, make = 'torch', partial(TorchStream, SceneForecast.load(folder))
+    else:
+        from .onnx import OnnxForecast
+        network = OnnxForecast(folder, threads, quantised=backend != 'onnx')
+        name, make = network.name, network.open
+    return Forecasts(folder.name, name, preset.image_size, preset.step_period, make, preset.camera)
