@@ -126,6 +126,6 @@ def test_the_readme_is_read_in_a_minute_and_leads_to_the_rest():
 
 def test_the_index_of_the_decisions_names_each_once_and_in_order():
     text = (ROOT / 'docs' / 'decisions.md').read_text()
-    index, headings = text.partition('\n## ')[0], re.findall(r'^## (.*)$', text, re.MULTILINE)
+    index, headings = text.partition('\n## ')[0], re.findall(r'^### (.*)$', text, re.MULTILINE)
     links = [(heading, re.sub(r'[^\w\- ]', '', heading.lower()).replace(' ', '-')) for heading in headings]
     assert re.findall(r'^\* \[(.*)\]\(#(.*)\)$', index, re.MULTILINE) == links
