@@ -1,5 +1,5 @@
 """
-The deadline loop of one robot: takes observations, chooses a tier for each, and answers none of them late. No torch.
+The deadline loop of one robot: chooses a tier for each observation and never answers late. No torch.
 
-The model and its sessions are ``engine``; what may be commanded at all is decided in ``safety``, by another process.
+The model and its sessions are in ``engine``; limits on commands are enforced by ``safety``, in another process.
 """

@@ -1,6 +1,7 @@
-"""What ``deliberation.imagine`` computes step by step, as loops that Numba compiles: of so few rows, numpy's calls take longer
-than their work. The policy is that of ``reactive_policy``, whose rules and constants these are; a test holds both to the same
-commands."""
+"""Numba version of ``deliberation.imagine``: with so few rows, numpy's call overhead exceeds the work.
+
+The policy, with its rules and constants, is that of ``reactive_policy``; a test checks that both give the same commands.
+"""
 from __future__ import annotations
 
 import math
@@ -24,10 +25,10 @@ def roll_out(pose: np.ndarray, twist: np.ndarray, previous: np.ndarray, path: np
     """
     Return poses (C, T, 3) of the robot from ``pose`` (3,) on, and the commands (C, T - 1, 2) between them.
 
-    ``twist`` and ``previous`` (2,), m/s and rad/s; ``path`` (T + 1, 2) of the target and ``others`` (N, T + 1, 2), with
-    ``radii`` (N,), in m, each ``period`` s; ``walls`` as in ``Outcome``; of candidates, ``leads`` (C,) in steps, ``holds``
-    (C, 2) and for how many steps, ``held`` (C,); ``apart``, ``in_view`` and ``yaw`` of the aim, no number for no yaw; ``low``,
-    ``high`` and ``reach`` (2,) of ``Limits.arrays``. Releases the interpreter.
+    ``twist`` and ``previous`` (2,): m/s and rad/s. ``path`` (T + 1, 2) of the target and ``others`` (N, T + 1, 2) with
+    ``radii`` (N,): in m, ``period`` s apart. ``walls``: as in ``Outcome``. Per candidate: ``leads`` (C,) in steps, ``holds``
+    (C, 2), and ``held`` (C,), for how many steps. ``apart``, ``in_view`` and ``yaw``: of the aim, NaN for no yaw. ``low``,
+    ``high`` and ``reach`` (2,): from ``Limits.arrays``. Releases the GIL.
     """
     count, steps = len(leads), len(path) - 1
     poses, commands = np.empty((count, steps, 3)), np.empty((count, steps - 1, 2))
@@ -61,7 +62,7 @@ def roll_out(pose: np.ndarray, twist: np.ndarray, previous: np.ndarray, path: np
 @_compiled
 def _drive(x: float, y: float, turned: float, target: np.ndarray, others: np.ndarray, time: int, radii: np.ndarray,
            walls: np.ndarray, apart: float, in_view: bool, yaw: float) -> tuple[float, float]:
-    """``Course.drive`` for one robot, among the others at that time."""
+    """``Course.drive`` for one robot, with the others where they are at step ``time``."""
     cos, sin = math.cos(turned), math.sin(turned)
     ahead, left = target[0] - x, target[1] - y
     ahead, left = ahead * cos + left * sin, left * cos - ahead * sin

@@ -1,4 +1,4 @@
-"""The worker whose commands are decided on a forecast of the scene; its world model shows what was decided."""
+"""Worker that chooses commands on a forecast of the scene; its world model shows what was decided."""
 from __future__ import annotations
 
 import time
@@ -28,26 +28,26 @@ from .worker import Worker
 if TYPE_CHECKING:
     from worldmodel_ros.engine.engine import Engine
 
-GATE = 0.002        # s, from a command that is published to one that is executed, besides the base's own delay
-_REMEMBERED = 100   # frames that a what-if question may have begun from
+GATE = 0.002        # s, from publishing a command to its execution, besides the base's own delay
+_REMEMBERED = 100   # frames that a what-if question may have started from
 
 Reading = tuple[np.ndarray, np.ndarray]  # pose (3,), m and rad, and twist (2,), m/s and rad/s
 
 
 class Executed(Protocol):
-    """The commands that the robot was given, over time; stamps in ns."""
+    """History of the commands given to the robot; stamps in ns."""
 
     def mean(self, start: int | None, end: int) -> np.ndarray:
         """Return the mean action (A,) between two stamps."""
 
     def held(self, start: int, end: int) -> list[tuple[float, np.ndarray]]:
-        """Return the actions (A,) in force from ``start`` to ``end``, with the seconds that each is."""
+        """Return the actions (A,) in force from ``start`` to ``end``, each with its duration in s."""
 
 
 @dataclass(frozen=True)
 class Decided:
-    """How an observation's command was decided: by so many ``passes`` over candidates, on ``view``, to take effect ``delay`` s
-    after the observation; ``timings`` [s] by part."""
+    """How an observation's command was decided: with so many ``passes`` over the candidates, on ``view``, to take effect
+    ``delay`` s after the observation; ``timings`` [s] by part."""
 
     observation: Observation
     tier: Tier
@@ -59,9 +59,10 @@ class Decided:
 
 
 class Imagines(Protocol):
-    """A world model elsewhere, which takes in what is observed and imagines what was decided, while it is ``here``.
+    """A shared world model, which observes the frames and imagines what was decided, while it is ``here`` (available).
 
-    ``backend``: what runs it; ``degraded_reason``: why it is not here; ``image_size``: of observations, for it and the own one.
+    ``backend``: what runs it; ``degraded_reason``: why it is not available; ``image_size``: of observations, for it and the
+    local model.
     """
 
     here: bool
@@ -70,65 +71,65 @@ class Imagines(Protocol):
     image_size: tuple[int, int]
 
     def start(self) -> None:
-        """Begin to look for it."""
+        """Start looking for it."""
 
     def stop(self) -> None:
-        """Leave it."""
+        """Disconnect from it."""
 
     def keep(self, observation: Observation) -> Observation:
-        """Take an observation that will be shown; return it as the own model needs it."""
+        """Take an observation that will be shown; return it as the local model needs it."""
 
     def show(self, observation: Observation, plan: np.ndarray | None, decided: Decided | None) -> bool:
-        """Have it take in an observation and imagine a plan (T, A), if there is one; False: it is not here."""
+        """Have it observe a frame and imagine a plan (T, A), if there is one; return False if it is not available."""
 
     def ask(self, question: Question) -> Promise:
-        """As Worker.ask."""
+        """As ``Worker.ask``."""
 
     def save(self, name: str) -> str:
-        """Have its session written to a file of its own."""
+        """Have it write its session to a file of its own."""
 
     def load(self, name: str) -> str:
-        """Have its session replaced by one from such a file."""
+        """Have it replace its session by one from such a file."""
 
 
 class DecidingListener(Listener, Protocol):
     """Where results go."""
 
     def decided(self, decided: Decided) -> None:
-        """How a command was decided, after it is out."""
+        """Called with how a command was decided, once it is published."""
 
 
 class DecidingWorker(Worker):
     """
-    As ``Worker``, but the robot acts on what is imagined: a tick forecasts the scene, compares what candidates would lead to,
-    publishes the command, and only then has the world model take the frame in and imagine the images.
+    A ``Worker`` whose robot acts on the forecast: a tick forecasts the scene, compares the outcomes of candidates,
+    publishes the command, and only then has the world model observe the frame and imagine the images.
 
-    The tiers are TWO_STEP: two rounds of candidates, the second around the best of the first, where the task wants something
-    touched, elsewhere one that is imagined farther ahead; ONE_STEP: one round; PLAN_ONLY: the reactive policy on what is there
-    now; LAST_PLAN and STOP as everywhere. After the forecast it is decided again what fits: most of a tick's jitter is behind
-    it then, and who does not finish in time is answered for with the last plan.
+    Tiers: TWO_STEP compares two rounds of candidates, the second around the best of the first, if the task wants something
+    touched, else one round imagined farther ahead; ONE_STEP compares one round; PLAN_ONLY is the reactive policy on the
+    present scene; LAST_PLAN and STOP are as everywhere. The tier is chosen again after the forecast, when most of a tick's
+    jitter is over; if the work does not finish in time, the last plan is the answer.
 
-    Where there is a ``shared`` world model, that takes in the frames and imagines, while it is here; it decides nothing.
+    A ``shared`` world model, while it is available, observes and imagines in place of the local one; it decides nothing.
     """
 
     def __init__(self, engine: Engine, executed: Executed, responder: Responder, listener: DecidingListener,
                  forecast: Callable[[], Forecast], times: StepTimes, odometry: Callable[[int], Reading | None],
                  command_delay: float = 0.0, clock: Callable[[], float] = time.monotonic, rounds: int = 2,
                  shared: Imagines | None = None, candidates: int = COUNTS[-1]) -> None:
-        """``forecast`` opens a stream; ``times``: of decisions, which are measured and kept here; ``odometry`` gives pose and
-        twist at a stamp [ns], None where they were not measured; ``command_delay``: of the base [s]; ``rounds`` of
-        ``candidates``, at most."""
+        """``forecast`` opens a stream; ``times``: of decisions, recorded here; ``odometry`` returns pose and twist at a stamp
+        [ns], None if they were not measured; ``command_delay``: of the base [s]; ``rounds`` and ``candidates``: upper
+        bounds."""
         super().__init__(engine, executed.mean, responder, listener, clock)
         self._held, self._open, self.times, self._odometry = executed.held, forecast, times, odometry
         self._base_delay, self._most_rounds, self._most, self._shared = command_delay, rounds, candidates, shared
-        self._newest: int | None = None  # stamp of the newest observation of the episode, ns; the session may not have seen it
+        self._newest: int | None = None  # stamp of the episode's newest observation, ns; the session may not have seen it
         self._known: deque[tuple[int, Known]] = deque(maxlen=_REMEMBERED)
         self.measures_odometry = False  # whether the newest frame had a reading
         self._pilot = self._new_pilot()
 
     def utilities(self, task: Task, actions: np.ndarray, stamp: int) -> np.ndarray:
-        """What each of a task's terms gives ``actions`` (T, A) from the observation ``stamp`` [ns] on, (K,); none where that is
-        too long ago. From any thread."""
+        """Return the utility (K,) of each of a task's terms for ``actions`` (T, A) from the observation ``stamp`` [ns] on;
+        empty if that is too long ago. Thread-safe."""
         known = next((known for at, known in list(self._known) if at == stamp), None)
         return known.utilities(task.terms, actions) if known and task.terms else np.zeros(0)
 
@@ -176,16 +177,16 @@ class DecidingWorker(Worker):
         return Pilot(self._open(), times=self.times, clock=self._clock, period=self._engine.spec.step_period)
 
     def _tick(self, observation: Observation) -> None:
-        """Answer an observation: choose a tier, forecast, decide; then let the world model see and imagine."""
+        """Answer an observation: choose a tier, forecast, decide; then have the world model observe and imagine."""
         begun = self._clock()
         self._begin(observation)
         decision = self._responder.decide(observation, begun, partial(self._expected_time, observation.task.terms))
         if decision and decision.tier is Tier.TWO_STEP and self._newest is None:
-            # There is no plan to go on with, and a stop lasts for several ticks: not to be risked for a second round.
+            # There is no plan to fall back on, and a stop lasts for several ticks: not worth the risk of a second round.
             decision = decision._replace(tier=Tier.ONE_STEP, reason='the first image of an episode')
         executed = self._executed(self._newest, observation.stamp)
         self._feel(observation, executed)
-        # The forecast was trained with the command in force, the world model with the mean over the period.
+        # The forecast was trained on the command in force, the world model on the mean over the period.
         _, in_force = self._held(observation.stamp - 1, observation.stamp)[-1]
         self._pilot.observe(observation.image, in_force, 1)
         decided = None
@@ -204,7 +205,7 @@ class DecidingWorker(Worker):
         self._show(observation, decided, decision, begun, answered)
 
     def _imagined_elsewhere(self, observation: Observation, decision: Decision | None, decided: Decided | None) -> bool:
-        """Whether the shared model has taken the observation; the own session then begins again when it is needed."""
+        """Return whether the shared model took the observation; the local session then starts over when it is needed."""
         plan = self._plan_of(decided.choice if decided else None) if decision else None
         if not self._shared.show(observation, plan, decided):
             return False
@@ -214,14 +215,15 @@ class DecidingWorker(Worker):
         return True
 
     def _expected_time(self, terms: Sequence[Term], steps: int) -> float:
-        """Return how long a tick of so many steps is expected to take [s]: what is given up for a second step that does not fit
-        is one step, so that it is to fit surely; what is given up for one that does not is the last plan, which is served then,
-        too."""
+        """Return how long a tick of so many steps is expected to take [s].
+
+        Two steps must fit reliably (a high quantile), since the alternative is one step; one step only typically (the median),
+        since the alternative is the last plan, which is served anyway if it does not fit."""
         effort = Effort.of(terms, steps)
         return self.times.predict(effort) if steps == 2 else self.times.typical_tick(effort)
 
     def _feel(self, observation: Observation, executed: np.ndarray) -> None:
-        """Set the odometry to the moment of the observation."""
+        """Update the odometry to the moment of the observation."""
         reading = self._odometry(observation.stamp)
         self.measures_odometry = reading is not None
         if reading:
@@ -232,16 +234,16 @@ class DecidingWorker(Worker):
             self._pilot.odometry.executed(executed, since)
 
     def _answer(self, observation: Observation, decision: Decision, begun: float) -> Decided:
-        """Decide and answer, by what the time after the forecast allows."""
+        """Decide and answer, within the time left after the forecast."""
         now = self._clock()
         terms = observation.task.terms
         decision = self._rung(decision, Effort.of(terms, 2), decision.limit - now)
-        # A robot that is kept standing is not asked for more than that plans are in time.
+        # A robot that is kept at a stop compares nothing: it only has to show that plans are in time.
         effort = Effort.of(terms, STEPS.get(decision.tier, 0))
         candidates = self._pilot.fitting(decision.limit - now, effort, self._most) if effort else ()
         part = comparing(len(candidates), effort) if effort else REACTING
         delay = now - observation.received + observation.age + self.times.typical(part) + GATE
-        # What was commanded up to now takes effect as much later as the new command does.
+        # Earlier commands take effect with the same delay as the new one.
         behind = round(self._base_delay * NS)
         sent = self._held(observation.stamp - behind, observation.stamp + round(delay * NS))
         previous = sent[-1][1]
@@ -252,7 +254,7 @@ class DecidingWorker(Worker):
         plan = require_finite(self._plan_of(choice), 'the plan')
         self._responder.planned(observation, decision, plan)
         self._responder.finished(observation, decision, plan)
-        # As if as few candidates had been compared as a prediction counts on.
+        # Predictions assume FEWEST candidates: leave out the time for more of them.
         more = self._pilot.last[part] - self.times.typical(comparing(FEWEST, effort)) if effort else 0.0
         self.times.record_tick(self._clock() - begun - more, effort)
         decided = Decided(observation, self._responder.served(observation) or Tier.NONE, effort.rounds if effort else 0, choice,
@@ -261,8 +263,8 @@ class DecidingWorker(Worker):
         return decided
 
     def _rung(self, decision: Decision, effort: Effort, left: float) -> Decision:
-        """Return a decision as ``left`` s after the forecast allow it: with candidates compared if that is likely to fit, for
-        the last plan goes on where it does not after all."""
+        """Adapt a decision to the ``left`` s after the forecast: compare candidates if that is likely to fit, since the last
+        plan continues if it does not."""
         if decision.tier is Tier.STOP:
             return decision
         if self._most_rounds == 0:
@@ -281,7 +283,7 @@ class DecidingWorker(Worker):
 
     def _show(self, observation: Observation, decided: Decided | None, decision: Decision, begun: float, answered: float
               ) -> None:
-        """Imagine what the decision leads to, where that is over before the next observation, or images are long missing."""
+        """Imagine what the decision leads to, if that fits before the next observation or images are long overdue."""
         model = self._engine.step_times
         step = model.quantile('denoise')
         steps = 2 if self._background.fits(2 * step, self._expected) else 1
@@ -298,7 +300,7 @@ class DecidingWorker(Worker):
             'total': answered - observation.received, 'predicted': decision.finish - observation.received}, decided))
 
     def _plan_of(self, choice: Choice | None) -> np.ndarray:
-        """Return the commands (T, A) of a chunk; without a choice, of standing still."""
+        """Return the commands (T, A) of a chunk; zeros without a choice."""
         spec = self._engine.spec
         if choice is None:
             return np.zeros((spec.chunk_frames, len(spec.action_names)), np.float32)

@@ -1,7 +1,7 @@
-"""Chooses a command by what it would lead to: candidates are a short manoeuvre, then the policy, in a forecast scene.
+"""Chooses a command by its outcome: each candidate is a short manoeuvre followed by the policy, in a forecast scene.
 
-Constant actions to the horizon make every future of a moving scene look like a collision, and a robot that sees only those
-stands still; 0.4 to 0.8 s of manoeuvre, followed by the policy, does not (docs/task_results.md).
+With constant actions up to the horizon every future in a moving scene looks like a collision, and the robot stands still;
+with 0.4 to 0.8 s of manoeuvre followed by the policy it does not (docs/task_results.md).
 """
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .terms import Avoid, Outcome, Term, Thing, Touch, utilities
 
 @dataclass(frozen=True)
 class Candidate:
-    """``hold``: command (m/s, rad/s) of the first ``steps`` steps, each a PERIOD, the last of them perhaps in part; then the
+    """``hold``: command (m/s, rad/s) for the first ``steps`` steps, a PERIOD each, the last perhaps in part; after that the
     policy drives to where its target will be ``lead`` s later."""
 
     name: str
@@ -43,9 +43,9 @@ CANDIDATES = (
 
 
 _log = logging.getLogger(__name__)
-WALL = 'wall'  # what a contact is with, where it is no thing
-_BEST, _EACH = 4, 4  # of a second round
-_LEAD_STEP, _HOLD_STEP = 0.3, (0.15, 0.4)  # s; m/s and rad/s: by how much its candidates differ, standard deviations
+WALL = 'wall'  # name of a contact with a wall
+_BEST, _EACH = 4, 4  # second round: candidates to draw around, and draws around each
+_LEAD_STEP, _HOLD_STEP = 0.3, (0.15, 0.4)  # s; m/s and rad/s: standard deviations of these draws
 FEWEST = 4  # candidates of a decision on the slowest machine
 _BY_WORTH = ('policy', 'lead 0.8 s', 'stop 0.4 s', 'back 0.8 s', 'left 0.4 s', 'right 0.4 s', 'lead 1.6 s', 'stop 0.8 s',
              'ahead 0.8 s', 'lead 0.4 s', 'left 0.8 s', 'right 0.8 s', 'lead 1.2 s', 'slow 0.8 s', 'back 0.4 s',
@@ -53,8 +53,8 @@ _BY_WORTH = ('policy', 'lead 0.8 s', 'stop 0.4 s', 'back 0.8 s', 'left 0.4 s', '
 
 
 class Effort(Enum):
-    """How candidates are compared: in one round; in two, the second around the best of the first; or in one that is imagined
-    farther ahead. The values end the names of the times that are measured."""
+    """How candidates are compared: in one round; in two, the second around the best of the first; or in one round imagined
+    farther ahead. The values are suffixes of the names of the measured times."""
 
     ONE_ROUND = ''
     TWO_ROUNDS = ' twice'
@@ -62,9 +62,9 @@ class Effort(Enum):
 
     @classmethod
     def of(cls, terms: Sequence[Term], steps: int) -> Effort | None:
-        """Return what so many steps are spent on; None: nothing is compared. Two: where something is to be touched, a second
-        round, since the last decimetre counts; elsewhere a longer future, which shows that waiting pays; but for what is to be
-        avoided, where that was worth less than nothing (docs/task_results.md)."""
+        """Return what so many steps are spent on; None if nothing is compared. Two steps buy a second round if something is to
+        be touched, since the last decimetre counts; else a longer horizon, which shows that waiting pays, unless something is
+        to be avoided, for which that did harm (docs/task_results.md)."""
         if steps < 2:
             return cls.ONE_ROUND if steps else None
         if any(isinstance(term, Touch) for term in terms):
@@ -73,21 +73,21 @@ class Effort(Enum):
 
     @property
     def rounds(self) -> int:
-        """Of candidates."""
+        """Number of rounds of candidates."""
         return 2 if self is Effort.TWO_ROUNDS else 1
 
 
 def candidates_by_worth(count: int) -> tuple[Candidate, ...]:
-    """Return so many of CANDIDATES, all kinds before a second one of a kind, in the order of CANDIDATES."""
+    """Return ``count`` of CANDIDATES in their order, chosen so that each kind comes before a second one of any kind."""
     chosen = set(_BY_WORTH[:max(1, count)])
     return tuple(candidate for candidate in CANDIDATES if candidate.name in chosen)
 
 
 @dataclass(frozen=True)
 class Veto:
-    """A contact that is predicted with confidence: within so many s from when the command takes effect, by so many m of
-    ``overlap``, nearer than it is then by as much as ``approach`` in m, with a thing that is there by a probability of
-    ``presence``, or a wall. ``within`` is about the time that the robot takes to stop."""
+    """A confidently predicted contact, with a wall or a thing that is there with probability ``presence`` or more: ``within``
+    so many s after the command takes effect (about the robot's stopping time), by at least ``overlap`` m, and at least
+    ``approach`` m nearer than at that moment."""
 
     within: float = 0.6
     overlap: float = 0.05
@@ -95,8 +95,8 @@ class Veto:
     presence: float = 0.8
 
     def of(self, terms: Sequence[Term], outcome: Outcome) -> list[str]:
-        """Return with what each candidate has such a contact, by name, 'wall', or '' for none; what the terms want touched does
-        not count. Times from the second one on are those after the command takes effect."""
+        """Return what each candidate has such a contact with: a name, 'wall', or '' for none. What the terms want touched does
+        not count. The command takes effect at the second of the times."""
         wanted = {term.target for term in terms if isinstance(term, Touch)}
         count = 1 + int((outcome.times[1:] <= outcome.times[1] + self.within + 1e-9).sum())
         gaps = {WALL: outcome.wall_gap()[:, 1:count]}
@@ -111,9 +111,9 @@ class Veto:
 
 @dataclass(frozen=True)
 class Settings:
-    """``horizon``: s of imagined future, and ``far_horizon`` of one that is imagined FARTHER; ``margin``: of score by which
-    another candidate must beat what is followed now; ``veto``: what forbids a candidate, None: nothing does; ``limits``: of the
-    base; ``period``: s between two decisions."""
+    """``horizon``: s of imagined future, ``far_horizon``: the same for ``Effort.FARTHER``; ``margin``: score by which another
+    candidate must beat the one followed now; ``veto``: what forbids a candidate, None for no veto; ``limits``: of the base;
+    ``period``: s between two decisions."""
 
     horizon: float = 2.0
     far_horizon: float = 3.0
@@ -126,13 +126,13 @@ class Settings:
 
 @dataclass(frozen=True)
 class Decision:
-    """What was chosen, and what was not.
+    """The chosen command, and how the candidates compared.
 
-    ``command`` (2,), m/s and rad/s; the name of the candidate that it is of, and each candidate's score by name. ``commands``
-    (T, 2): that candidate's, a PERIOD apart, of which ``command`` is the first. ``poses`` (C, T, 3): where each candidate
-    leads, in the frame of the view, at ``times`` (T,), s from the observation on; none where nothing was compared. ``vetoed``:
-    the candidates that were not to be taken for a contact, and with what that is, by name. ``utilities`` (K, C): what each
-    term gives each candidate; they sum up to its score.
+    ``command`` (2,), m/s and rad/s; the ``name`` of its candidate, and each candidate's score by name. ``commands`` (T, 2):
+    those of the chosen candidate, a PERIOD apart; ``command`` is the first. ``poses`` (C, T, 3): of each candidate, in the
+    frame of the view, at ``times`` (T,), s from the observation on; empty if nothing was compared. ``vetoed``: by name, the
+    candidates ruled out for a contact, and what that is with. ``utilities`` (K, C): of each term for each candidate; they sum
+    to its score.
     """
 
     command: np.ndarray
@@ -147,8 +147,8 @@ class Decision:
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of candidates: the task's ``terms`` and its ``aim``; ``view`` at ``times`` (T,), s from the observation on;
-    ``pose`` (3,) and ``twist`` (2,) when the command takes effect, and the command (2,) in force until then."""
+    """What candidates are compared on: the task's ``terms`` and ``aim``; ``view`` at ``times`` (T,), s from the observation on;
+    ``pose`` (3,) and ``twist`` (2,) when the command takes effect, and the ``previous`` command (2,), in force until then."""
 
     terms: Sequence[Term]
     aim: policy.Aim
@@ -161,8 +161,8 @@ class Question:
 
 @dataclass(frozen=True)
 class Compared:
-    """What candidates lead to: ``poses``, ``commands`` (C, T - 1, 2), ``worth`` (K, C) as ``utilities`` of ``Decision``, and
-    ``contacts``, with what each has a contact that vetoes it, '' for none."""
+    """Outcomes of candidates: ``poses``, ``commands`` (C, T - 1, 2), ``worth`` (K, C) as ``Decision.utilities``, and
+    ``contacts``: what each has a vetoed contact with, '' for none."""
 
     candidates: tuple[Candidate, ...]
     poses: np.ndarray
@@ -172,7 +172,7 @@ class Compared:
 
     @property
     def best(self) -> int:
-        """The number of the candidate with the highest score, of those without a veto if there is one."""
+        """Index of the highest-scoring candidate, among those without a veto if there are any."""
         return int(self._scores.argmax())
 
     @property
@@ -180,8 +180,8 @@ class Compared:
         return np.where([name != '' for name in self.contacts], -np.inf, self.worth.sum(0))
 
     def around_best(self) -> list[Candidate]:
-        """Return candidates drawn around the _BEST of these, _EACH around each, as in a second iteration of the cross-entropy
-        method; the same draws at every tick."""
+        """Return candidates drawn around the best _BEST of these, _EACH around each, as in a second iteration of the
+        cross-entropy method; the same draws at every tick."""
         rng, found = np.random.default_rng(0), []
         for at in np.argsort(-self._scores)[:_BEST].tolist():
             near = self.candidates[at]
@@ -193,7 +193,7 @@ class Compared:
         return found
 
     def joined(self, other: Compared) -> Compared:
-        """Return these and others."""
+        """Return these candidates together with others."""
         return Compared(self.candidates + other.candidates, np.concatenate([self.poses, other.poses]),
                         np.concatenate([self.commands, other.commands]), np.concatenate([self.worth, other.worth], 1),
                         [*self.contacts, *other.contacts])
@@ -208,7 +208,7 @@ class Deliberation:
         self._search = policy.Search()
 
     def times(self, delay: float, effort: Effort = Effort.ONE_ROUND) -> np.ndarray:
-        """Return the times (T,), s from the observation on, at which a view is needed: 0, and from ``delay`` on each PERIOD."""
+        """Return the times (T,), s from the observation on, that a view needs: 0, then each PERIOD from ``delay`` on."""
         return np.concatenate([[0.0], delay + PERIOD * np.arange(self._steps(effort) + 1)])
 
     def _steps(self, effort: Effort = Effort.ONE_ROUND) -> int:
@@ -219,9 +219,9 @@ class Deliberation:
                candidates: Sequence[Candidate] | None = None, effort: Effort = Effort.ONE_ROUND) -> Decision:
         """Return the best candidate that is not vetoed, else a stop.
 
-        ``view``: at ``times(delay, effort)``. ``sent``: commands (2,) that hold until this one takes effect, with the seconds
-        that each does. ``previous`` (2,): the newest of them, which the limits of acceleration count from. ``candidates``: in
-        place of those of the settings.
+        ``view``: at ``times(delay, effort)``. ``sent``: commands (2,) in force until this one takes effect, each with its
+        duration in s. ``previous`` (2,): the newest of them, the reference for acceleration limits. ``candidates``: replace
+        those of the settings.
         """
         times = self.times(sum(seconds for seconds, _ in sent), effort)
         view = with_places(view, terms, len(times))
@@ -246,7 +246,7 @@ class Deliberation:
             stop = self._stop(previous)
             return Decision(stop[0], 'veto', named, stop, found.poses, times, vetoed, found.worth)
         best = found.best
-        # Candidate 0 is what is followed now: changing for nothing makes the robot waver.
+        # Candidate 0 is the one followed now: switching for no gain makes the robot waver.
         if not found.contacts[0] and scores[0] >= scores[best] - self._settings.margin:
             best = 0
         self._last = found.candidates[best]
@@ -254,7 +254,7 @@ class Deliberation:
                         vetoed, found.worth)
 
     def compare(self, question: Question, candidates: Sequence[Candidate]) -> Compared:
-        """Return what candidates would lead to."""
+        """Return the outcomes of candidates."""
         view, times = question.view, question.times
         poses, commands = imagine(question.aim, candidates, view, question.pose, question.twist, question.previous,
                                   len(times) - 1, self._settings.limits)
@@ -265,8 +265,8 @@ class Deliberation:
         return Compared(tuple(candidates), poses, commands, utilities(question.terms, outcome), contacts)
 
     def react(self, terms: Sequence[Term], view: View, previous: np.ndarray, steps: int) -> Decision:
-        """Return what the policy does for ``steps`` periods, without a forecast: all stays where ``view``, whose first time is
-        the present, has it. Neither motion nor delay is accounted for: the one without the other is worse than none."""
+        """Return what the policy does for ``steps`` periods without a forecast: everything stays where it is at the first time
+        of ``view``, the present. Neither motion nor delay is compensated: one without the other is worse than none."""
         view = with_places(view, terms, 1)
         aim = policy.Aim.of(terms, view.things)
         self._last = None
@@ -293,7 +293,7 @@ class Deliberation:
 
 def imagine(aim: policy.Aim, candidates: Sequence[Candidate], view: View, pose: np.ndarray, twist: np.ndarray,
             previous: np.ndarray, steps: int, limits: Limits = LIMITS) -> tuple[np.ndarray, np.ndarray]:
-    """Return poses (C, steps, 3) of the robot from ``pose`` on, at the view's times after the first, and the commands
+    """Roll candidates out: return poses (C, steps, 3) from ``pose`` on, at the view's times after the first, and the commands
     (C, steps - 1, 2) between them."""
     leads = np.array([round(candidate.lead / PERIOD) for candidate in candidates])
     holds = np.array([candidate.hold for candidate in candidates], float)
@@ -321,8 +321,8 @@ def imagine(aim: policy.Aim, candidates: Sequence[Candidate], view: View, pose: 
 
 @cache
 def compiled() -> Callable[..., tuple[np.ndarray, np.ndarray]] | None:
-    """Return what computes ``imagine`` in a hundredth of the time, compiled at its first call on a machine; None where Numba is
-    not installed or has no folder to keep what it has compiled."""
+    """Return a version of ``imagine``'s loop that takes a hundredth of the time, compiled at its first call on a machine; None
+    if Numba is not installed or has no cache folder."""
     try:
         from .compiled_rollout import roll_out
     except (ImportError, RuntimeError) as error:
@@ -332,7 +332,7 @@ def compiled() -> Callable[..., tuple[np.ndarray, np.ndarray]] | None:
 
 
 def scene_of(aim: policy.Aim, view: View) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the path (T, 2) of the target, and of all else paths (N, T, 2) and radii (N,), wider where the task wants it."""
+    """Return the path (T, 2) of the target, and paths (N, T, 2) and radii (N,) of all else, enlarged if the task wants it."""
     others = {name: thing for name, thing in view.things.items() if thing.solid and name != aim.target}
     path = view.things[aim.target].path
     paths = np.array([thing.path for thing in others.values()]).reshape(len(others), len(path), 2)

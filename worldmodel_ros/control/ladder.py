@@ -1,9 +1,8 @@
 """
 Chooses what each observation is answered with, so that the answer is never late.
 
-Quality is given up before time: the two-step model, the one-step model, the newest plan's action for the
-present moment, a stop. Times are those of a steady clock in s and are passed in; nothing here waits, measures
-or computes.
+Quality is given up before punctuality: the two-step model, the one-step model, the newest plan's action for the
+present moment, a stop. Times are steady-clock seconds and are passed in; nothing here waits, measures or computes.
 """
 from __future__ import annotations
 
@@ -21,21 +20,21 @@ class Tier(enum.IntEnum):
     """
     What an observation was answered with, best first; the values are those of ActionChunk.
 
-    The first three have imagined the future of their plan before they answer. PLAN_ONLY is a plan of the observation
-    itself without that, LAST_PLAN the rest of an earlier one. NONE: nothing was commanded; of a server, refused.
+    The first three imagine the future of their plan before they answer. PLAN_ONLY is a plan for this observation
+    without that, LAST_PLAN the rest of an earlier one. NONE: nothing was commanded; from a server, refused.
     """
 
     NONE = 0
     TWO_STEP = 1
     ONE_STEP = 2
-    SMALLER = 3  # by a server for several robots alone: its smaller model, one step
+    SMALLER = 3  # only from a server for several robots: its smaller model, one step
     PLAN_ONLY = 4
     LAST_PLAN = 5
     STOP = 6
 
 
 class Verdict(enum.IntEnum):
-    """How a tick stood against its deadline; the values are those of DeadlineStatus."""
+    """Outcome of a tick with respect to its deadline; the values are those of DeadlineStatus."""
 
     ON_TIME = 0
     DEGRADED = 1
@@ -46,14 +45,14 @@ class Verdict(enum.IntEnum):
 
 
 STEPS = {Tier.TWO_STEP: 2, Tier.ONE_STEP: 1}  # denoising steps of the tiers that predict
-MODEL_TIERS = (*STEPS, Tier.SMALLER)  # that answer only once the future has been imagined
+MODEL_TIERS = (*STEPS, Tier.SMALLER)  # answer only once the future has been imagined
 
 
 @dataclass(frozen=True)
 class Settings:
     """
-    ``reserve``: kept free before the deadline, for what comes after the command has been published [s].
-    ``headroom``: by how much more a better tier must fit before it is taken up again [s].
+    ``reserve``: kept free before the deadline, for what comes after publishing the command [s].
+    ``headroom``: spare time that a better tier must have before it is used again [s].
     ``recovery_ticks``: so many ticks in a row must have been on time, with that headroom, before it is.
     """
 
@@ -69,8 +68,8 @@ class Settings:
 
 class Decision(NamedTuple):
     """
-    ``finish``: predicted time of the answer. ``limit``: the answer must be out by then. ``headroom``: whether the
-    next better tier would have fitted too, with room to spare.
+    ``finish``: predicted time of the answer. ``limit``: latest time of the answer. ``headroom``: whether the next
+    better tier would have fitted too, with room to spare.
     """
 
     tier: Tier
@@ -82,7 +81,7 @@ class Decision(NamedTuple):
 
 @dataclass
 class Counts:
-    """Ticks by what they were answered with; ``late``: those that the model did not finish in time."""
+    """Ticks by tier; ``late``: those that the model did not finish in time."""
 
     two_step: int = 0
     one_step: int = 0
@@ -100,9 +99,9 @@ class Counts:
 
 class Recovery:
     """
-    The best tier allowed at present, and how many good ticks in a row there were since it last changed.
+    The best tier allowed at present, and the number of good ticks in a row since it last changed.
 
-    It goes down at once and up again by one after some good ticks: what flickers is worse than what is plain.
+    It drops at once and climbs by one after some good ticks, so that it does not flicker.
     """
 
     def __init__(self) -> None:
@@ -110,7 +109,7 @@ class Recovery:
         self.streak = 0
 
     def allow(self, best: Tier) -> None:
-        """Allow nothing better than ``best`` until enough good ticks have come."""
+        """Allow nothing better than ``best`` until enough ticks have been good."""
         self.best, self.streak = best, 0
 
     def ended(self, good: bool) -> None:
@@ -127,12 +126,11 @@ class Recovery:
 
 class Ladder:
     """
-    The state of the ladder is its best tier allowed at present: TWO_STEP, ONE_STEP or STOP.
+    A state machine, whose state is the best tier allowed at present: TWO_STEP, ONE_STEP or STOP.
 
-    It goes down as soon as a tier does not fit, and up by one after ``recovery_ticks`` good ticks. PLAN_ONLY
-    and LAST_PLAN are no states: they bridge a tick for which no prediction fits, with the plan of the observation
-    itself if that is in time, else with the last one; this ends with the first tick for which the one-step model
-    fits, with headroom. Not thread-safe.
+    It drops as soon as a tier does not fit, and climbs by one after ``recovery_ticks`` good ticks. PLAN_ONLY and
+    LAST_PLAN are not states: they bridge a tick for which no prediction fits, with the plan for this observation if
+    it is in time, else with the last one, until the one-step model fits again with headroom. Not thread-safe.
     """
 
     def __init__(self, settings: Settings | None = None) -> None:
@@ -149,10 +147,9 @@ class Ladder:
 
     def decide(self, now: float, due: float, predict: Callable[[int], float], has_plan: bool) -> Decision:
         """
-        Choose the tier for an observation whose work could begin ``now``, and whose answer is ``due`` at the
-        robot.
+        Choose the tier for an observation whose work can start ``now`` and whose answer is ``due`` at the robot.
 
-        ``predict`` gives the time that an answer takes with so many denoising steps [s], 0 for a plan alone;
+        ``predict`` returns the duration of an answer with so many denoising steps [s], 0 for a plan alone;
         ``has_plan`` tells whether an earlier plan has an action for this observation.
         """
         limit = due - self.settings.reserve
@@ -175,8 +172,8 @@ class Ladder:
 
     def relay(self, tier: Tier, now: float, due: float, reason: str) -> Decision:
         """
-        Take what the ladder of an engine elsewhere has decided and done: it is answered with, unless the robot is
-        kept standing until the model has been good again.
+        Adopt what the ladder of a remote engine has decided and done, unless the robot is kept at a stop until the
+        model has been good again.
         """
         limit = due - self.settings.reserve
         self._climb(dict.fromkeys(STEPS, True))
@@ -186,13 +183,13 @@ class Ladder:
         return Decision(tier, now, limit, True, reason)
 
     def bridge(self, now: float, reason: str) -> Decision:
-        """An engine elsewhere has no time for an observation: have the last plan go on, which has an action for it."""
+        """Continue the last plan, which has an action for an observation that a remote engine has no time for."""
         return self._bridge(True, now, now, reason)
 
     def finished(self, decision: Decision, at: float) -> None:
         """
-        The model did at the time ``at`` what the answer needs or, for a STOP, what would have been enough to
-        move: a plan.
+        Note that at time ``at`` the model had done what the answer needs or, for a STOP, what would have been enough
+        to move: a plan.
         """
         if decision.tier in (Tier.PLAN_ONLY, Tier.LAST_PLAN):
             return
@@ -201,8 +198,7 @@ class Ladder:
 
     def overrun(self, decision: Decision | None, now: float, has_plan: bool) -> Decision:
         """
-        The limit has come, and what was decided has not been done, or, None, nothing could be decided yet:
-        choose what to answer instead, now.
+        Choose what to answer now that the limit has passed and ``decision`` was not carried out (None: not made).
         """
         if decision and decision.tier is Tier.LAST_PLAN and has_plan:
             return decision
@@ -210,7 +206,7 @@ class Ladder:
         return self._bridge(has_plan, now, now, 'the model did not finish in time')
 
     def fault(self, reason: str) -> None:
-        """The model failed or gave what cannot be used: stop until it has been good for a while."""
+        """Stop, after the model failed or its output was unusable, until it has been good for a while."""
         self._fall(Tier.STOP, reason)
 
     def _model(self, tier: Tier, finish: dict[Tier, float], limit: float,
@@ -227,7 +223,7 @@ class Ladder:
 
     def _bridge(self, has_plan: bool, finish: float, limit: float, reason: str,
                 in_time: bool = False) -> Decision:
-        """``in_time``: whether a plan of the observation itself is expected before the limit."""
+        """``in_time``: whether a plan for this observation is expected before the limit."""
         if (has_plan or in_time) and self.best is not Tier.STOP:
             self._fall(Tier.ONE_STEP, reason)
             self._bridging = True
@@ -242,7 +238,7 @@ class Ladder:
         self._cause = cause
 
     def _climb(self, spare: dict[Tier, bool]) -> None:
-        # What ends a stop is that plans were in time, not that they are predicted to be: none can come late.
+        # A stop ends once plans were in time, whatever is predicted: while stopped, no plan can come late.
         if self.best is Tier.STOP or (self.best is Tier.ONE_STEP and spare[Tier.TWO_STEP]):
             better = Tier.ONE_STEP if self.best is Tier.STOP else Tier.TWO_STEP
             if self._recovery.climb(better, self.settings.recovery_ticks):
@@ -250,34 +246,31 @@ class Ladder:
 
 
 class LastPlan:
-    """The newest plan that was made in time, and which of its actions is for a given observation."""
+    """The newest plan that was made in time, and which of its actions is due at an observation."""
 
     def __init__(self, step_period: float) -> None:
         self._period = round(step_period * NS)
         self.forget()
 
     def remember(self, actions: np.ndarray, stamp: int) -> None:
-        """
-        Take ``actions`` (T, A), the first of which is for the observation ``stamp`` [ns], as the newest plan.
-        """
+        """Store ``actions`` (T, A) as the newest plan; the first one is for the observation ``stamp`` [ns]."""
         self._actions, self._stamp, self._index, self._served = actions, stamp, 0, stamp
 
     def forget(self) -> None:
-        """Drop the plan: it was for another goal, or another episode."""
+        """Drop the plan, which was for another goal or episode."""
         self._actions: np.ndarray | None = None
 
     def is_of(self, stamp: int) -> bool:
-        """Tell whether it was made for the observation ``stamp`` [ns] itself."""
+        """Return whether it was made for the observation ``stamp`` [ns] itself."""
         return self._actions is not None and stamp == self._stamp
 
     def has_action(self, stamp: int) -> bool:
-        """Tell whether there is an action for the observation ``stamp`` [ns]."""
+        """Return whether there is an action for the observation ``stamp`` [ns]."""
         return self._actions is not None and self._due(stamp) < len(self._actions)
 
     def rest(self, stamp: int) -> np.ndarray | None:
         """
-        Return the actions from the observation ``stamp`` [ns] on, (1 to T, A), or None where the plan has come
-        to its end.
+        Return the actions from the observation ``stamp`` [ns] on, (1 to T, A), or None if the plan is used up.
 
         No action serves two observations, however close they are.
         """

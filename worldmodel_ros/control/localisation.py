@@ -1,9 +1,8 @@
-"""Where the robot is, by its wheels and by what stands: odometry drifts, and walls and things that are seen again tell by how
-much.
+"""Localises the robot by odometry, corrected for drift by walls and things that are seen again.
 
 An extended Kalman filter over the robot's pose, the room's walls and the things that do not move (EKF-SLAM: Smith, Self and
-Cheeseman, 1990; Thrun, Burgard and Fox, Probabilistic Robotics, chapter 10). It reads what a forecast tells, never the
-simulator.
+Cheeseman, 1990; Thrun, Burgard and Fox, Probabilistic Robotics, chapter 10). Its measurements come from a forecast, never
+from the simulator.
 """
 from __future__ import annotations
 
@@ -17,27 +16,26 @@ from worldmodel_ros.motion import to_base
 _POSE, _WALLS, _THINGS = slice(0, 3), slice(3, 8), 8  # of the state: x, y, yaw; direction of wall 0, offset of each; x and y
 _UNKNOWN = 1e4            # m2 or rad2, variance of what was not seen yet
 QUARTER = math.pi / 2
-# Growth of the odometry's variances. A wheel's radius is off by a constant share, which white noise covers only where there is
-# more of it.
+# Growth of the odometry's variances. A wrong wheel radius is a constant bias, which only inflated white noise covers.
 _PER_METRE = (0.001, 0.0005, 0.02)    # along, across [m2], yaw [rad2], for each m
 _TURN_SHARE = 0.03                    # of a turn, standard deviation
-_TURN_CHANGE = 1.0                    # of the difference of two successive turns: a base that begins to turn slips
-# Standard deviations of what a forecast tells, wider than measured (docs/task_results.md): errors of frames in turn are alike.
+_TURN_CHANGE = 1.0                    # of the difference between successive turns: a base that starts to turn slips
+# Standard deviations of a forecast, wider than measured (docs/task_results.md): errors of successive frames are correlated.
 _ANGLE = math.radians(1.5)            # of the walls' direction
-_WALL_SEEN, _WALL_ASIDE = 0.15, 0.5   # m, of a wall ahead, and of one that is hardly in view
+_WALL_SEEN, _WALL_ASIDE = 0.15, 0.5   # m, of a wall ahead, and of one that is barely in view
 _AHEAD, _ASIDE = math.radians(35.0), math.radians(70.0)
 BEARING = math.radians(1.5)
 _RANGE = (0.05, 0.06)                 # m, and for each m
 _IN_VIEW, _NEAR, _FAR = math.radians(38.0), 0.45, 3.5
-_GATE = 3.0                           # standard deviations, beyond which a measurement is not believed
-_JUMP = 1.0                           # m between two frames: the odometry has begun again
-_MOVED = 10                           # measurements that are not believed in a row, after which a thing has been moved
+_GATE = 3.0                           # standard deviations beyond which a measurement is rejected
+_JUMP = 1.0                           # m between two frames: the odometry was reset
+_MOVED = 10                           # rejected measurements in a row, after which a thing has been moved
 
 
 class Localiser:
-    """The robot's pose in the frame that its odometry began in, or that ``start_at`` has set. Not thread-safe.
+    """The robot's pose in the frame in which its odometry started, or that ``start_at`` has set. Not thread-safe.
 
-    ``slots``: numbers of those of a forecast whose things do not move. ``pose`` (3,), m and rad: the estimate; ``sure`` (3,):
+    ``slots``: indices of the forecast slots whose things do not move. ``pose`` (3,), m and rad: the estimate; ``sure`` (3,):
     its standard deviations.
     """
 
@@ -60,7 +58,7 @@ class Localiser:
 
     @property
     def slots(self) -> list[int]:
-        """Of the things that can be known."""
+        """Slots of the things that can be known."""
         return self._slots
 
     @property
@@ -74,15 +72,15 @@ class Localiser:
                 if self._covariance[at, at] < _UNKNOWN}
 
     def walls(self) -> tuple[float, np.ndarray] | None:
-        """Return the direction of a wall's normal, rad, and the offsets (4,) of it and of those that follow by quarter turns,
-        m, infinite for one that was not seen; None before anything was."""
+        """Return the direction of the first wall's normal, rad, and the offsets (4,) of it and of the walls at the next
+        quarter turns, m, infinite for one not seen; None before any was seen."""
         variances = np.diag(self._covariance)
         if variances[3] >= _UNKNOWN:
             return None
         return float(self._state[3]), np.where(variances[4:8] < _UNKNOWN, self._state[4:8], np.inf)
 
     def start_at(self, pose: np.ndarray) -> None:
-        """Have the estimate be ``pose`` (3,), with all that is known moved along."""
+        """Set the estimate to ``pose`` (3,) and move all that is known along with it."""
         old, state = self.pose, self._state
         turn = pose[2] - old[2]
         rotation = np.array([[math.cos(turn), -math.sin(turn)], [math.sin(turn), math.cos(turn)]])
@@ -100,7 +98,7 @@ class Localiser:
         self._covariance = moved @ self._covariance @ moved.T
 
     def moved(self, odometry: np.ndarray) -> None:
-        """Take the pose (3,) by the wheels at the next frame."""
+        """Predict: take the odometry pose (3,) at the next frame."""
         odometry = np.asarray(odometry, float)
         if self._odometry is None:
             self._odometry = odometry
@@ -126,8 +124,7 @@ class Localiser:
         self._turn = turn
 
     def saw(self, presence: np.ndarray, places: np.ndarray, walls: np.ndarray) -> None:
-        """Take what a forecast tells of the present: presence (S,), places (S, 2) in m in base_link, walls (6,) as in
-        ``Seen``."""
+        """Update with a forecast's present: presence (S,), places (S, 2) in m in base_link, walls (6,) as in ``Seen``."""
         self._saw_walls(math.atan2(walls[1], walls[0]) / 4.0, walls[2:])
         for number, slot in enumerate(self._slots):
             if presence[slot] > 0.5:
@@ -179,8 +176,7 @@ class Localiser:
         self._refused[slot] = 0 if believed else self._refused[slot] + 1
 
     def _update(self, errors: np.ndarray, rows: np.ndarray, variances: Sequence[float]) -> bool:
-        """Take measurements (M,) less what was expected, linear in the state by ``rows`` (M, N); return whether they were
-        believed."""
+        """Update with innovations (M,), whose Jacobian is ``rows`` (M, N); return whether they were accepted."""
         common = self._covariance @ rows.T
         spread = rows @ common
         spread.flat[::len(errors) + 1] += variances
@@ -198,11 +194,11 @@ class Localiser:
 
 
 def wall_deviation(bearing: float) -> float | None:
-    """Return the standard deviation in m of the distance to a wall whose normal has this bearing; None where it is not seen."""
+    """Return the standard deviation in m of the distance to a wall whose normal has this bearing; None if it is not seen."""
     bearing = abs(math.remainder(bearing, math.tau))
     return None if bearing > _ASIDE else _WALL_SEEN if bearing < _AHEAD else _WALL_ASIDE
 
 
 def range_deviation(away: float) -> float:
-    """Return the standard deviation in m of the distance to a thing that is so far away."""
+    """Return the standard deviation in m of the distance to a thing ``away`` m away."""
     return _RANGE[0] + _RANGE[1] * away

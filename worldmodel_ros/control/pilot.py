@@ -1,7 +1,7 @@
-"""One robot's decisions on a forecast of the scene: what it sees goes in, and commands by what they would lead to come out.
+"""One robot's decisions on a forecast of the scene: frames in, commands chosen by their outcome out.
 
-The rungs that the robot can feel: candidates compared on a forecast of two passes or of one; the reactive policy
-on what is there now. What comes below, the last plan and a stop, is ``ladder``'s.
+The upper tiers: candidates compared on a forecast of two passes or of one, and the reactive policy on the present scene.
+The tiers below, the last plan and a stop, are in ``ladder``.
 """
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .task import to_goal
 from .terms import Outcome, Term, place_thing, sights, utilities
 from .wall_colours import WallColours
 
-COUNTS = (FEWEST, 8, 16)  # of candidates, one of which is compared
+COUNTS = (FEWEST, 8, 16)  # numbers of candidates that a decision may compare
 DECIDING = Settings(veto=Veto())
 SLOTS = (*(Slot(colour, colour, 0.16, False) for colour in ('red', 'green', 'blue', 'yellow')),
          *(Slot(f'{colour} ball', colour, 0.10, True) for colour in ('magenta', 'cyan', 'red')),
@@ -33,19 +33,18 @@ STANDING = [number for number, slot in enumerate(SLOTS) if not slot.moves]
 
 
 class Forecast(Protocol):
-    """A robot's forecasts, frame by frame; a new one knows nothing. ``times``: s ahead of the places that it gives, from 0
-    on."""
+    """A robot's forecasts, frame by frame; a new one knows nothing. ``times``: how far ahead its places are [s], from 0 on."""
 
     times: np.ndarray
 
     def observe(self, image: np.ndarray, executed: np.ndarray, measured: np.ndarray, passes: int
                 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Take a frame uint8 (H, W, 3), the command (2,) in force at it, and the velocities (2,) that the wheels measured
-        over the period before it, m/s and rad/s; ``passes`` is 0, 1 or 2. Return presence, places and walls as in ``Seen``."""
+        """Take a frame uint8 (H, W, 3), the command (2,) in force at it, and the wheel velocities (2,) measured over the
+        period before it, m/s and rad/s; ``passes`` is 0, 1 or 2. Return presence, places and walls as in ``Seen``."""
 
 
 class Odometry:
-    """The robot's pose and velocities by its wheels; where none are measured, by the commands that it executed."""
+    """The robot's pose and velocities from its wheels or, if these are not measured, from the executed commands."""
 
     def __init__(self) -> None:
         self.pose, self.twist = np.zeros(3), np.zeros(2)
@@ -55,7 +54,7 @@ class Odometry:
         self.pose, self.twist = np.asarray(pose, float), np.asarray(twist, float)
 
     def executed(self, twist: np.ndarray, seconds: float) -> None:
-        """Have velocities (2,) stand in for what was not measured, since so many seconds."""
+        """Integrate velocities (2,) over so many seconds in place of a measurement."""
         self.twist = np.asarray(twist, float)
         self.pose, = along_arc(self.pose[None], self.twist[None], seconds)
         self.pose[2] = math.remainder(self.pose[2], math.tau)
@@ -66,20 +65,20 @@ REACTING = 'react'
 
 
 def deciding_times() -> StepTimes:
-    """Return times whose ``predict`` is that of a decision with an Effort, with the fewest candidates; None: of a reaction to
-    what one pass says is there."""
+    """Return times whose ``predict`` takes an Effort, for a decision with the fewest candidates, or None, for a reaction to
+    the present scene after one pass."""
     return StepTimes(lambda effort: {SEEING[1]: 1, REACTING if effort is None else comparing(FEWEST, effort): 1})
 
 
 def comparing(count: int, effort: Effort = Effort.ONE_ROUND) -> str:
-    """Return the name of the part: comparing so many candidates, rounded up to one of COUNTS, with that effort."""
+    """Return the name of the timed part: comparing so many candidates, rounded up to one of COUNTS, with that effort."""
     return f'compare {next((each for each in COUNTS if count <= each), COUNTS[-1])}{effort.value}'
 
 
 class Pilot:
     """Decides for one robot: ``observe`` each frame, then ``decide`` or ``react``. Not thread-safe.
 
-    ``times`` takes what that takes: SEEING, REACTING, and 'compare N', 'compare N twice' and 'compare N farther' for each of
+    ``times`` records the durations: SEEING, REACTING, and 'compare N', 'compare N twice' and 'compare N farther' for each of
     COUNTS.
     """
 
@@ -95,13 +94,13 @@ class Pilot:
         self._terms: Sequence[Term] | None = None
         self._times = times or deciding_times()
         self.known: Known | None = None  # at the newest frame
-        self.view: View | None = None  # that was decided on last
+        self.view: View | None = None  # of the newest decision
         self.odometry = Odometry()
         self.last: dict[str, float] = {}  # s, of the parts of the newest tick
 
     def observe(self, image: np.ndarray, executed: np.ndarray, passes: int) -> None:
-        """Take a frame, with the odometry of that moment set; what is seen is forecast by so many passes. Raises OutputError
-        for a forecast that is not finite."""
+        """Take a frame and forecast from it in so many passes; ``odometry`` must be that of the frame. Raises OutputError for a
+        forecast that is not finite."""
         self.last = {}
         with self._measure(SEEING[passes]):
             seen = Seen(*self._forecast.observe(image, executed, self.odometry.twist, passes), self._forecast.times)
@@ -116,8 +115,8 @@ class Pilot:
         self.known = Known(seen, self._slots, self._localiser.pose, self.odometry.twist, self._period)
 
     def _begin(self, terms: Sequence[Term]) -> None:
-        """Have a task that is new be about the odometry's frame as it is now: what is asked for was told in that, and what it
-        has drifted before does not matter."""
+        """Switch to the odometry's frame as it is now if the task is new: it was given in that frame, so earlier drift does
+        not matter."""
         if terms is not self._terms:
             self._terms = terms
             for kept in (self._standing, self._out_of_view):
@@ -131,7 +130,7 @@ class Pilot:
     def decide(self, terms: Sequence[Term], sent: list[tuple[float, np.ndarray]], previous: np.ndarray,
                candidates: Sequence[Candidate] | None = None, still: bool = False, effort: Effort = Effort.ONE_ROUND
                ) -> Decision:
-        """Return the best of the candidates on the newest forecast: arguments as of ``Deliberation.choose``. ``still``: as if
+        """Return the best of the candidates on the newest forecast: arguments as for ``Deliberation.choose``. ``still``: as if
         everything stayed where it is."""
         with self._measure(comparing(len(candidates) if candidates else COUNTS[-1], effort)):
             self._begin(terms)
@@ -139,7 +138,7 @@ class Pilot:
             return self._deliberation.choose(terms, self.view, sent, previous, candidates, effort)
 
     def react(self, terms: Sequence[Term], previous: np.ndarray, steps: int) -> Decision:
-        """Return what the policy does for so many steps on what is there at the newest frame, without comparing anything."""
+        """Return what the policy does for so many steps, given the scene at the newest frame, without comparing anything."""
         with self._measure(REACTING):
             self._begin(terms)
             self.view = self.known.view(np.zeros(1))
@@ -162,7 +161,7 @@ class Pilot:
 @dataclass(frozen=True)
 class Known:
     """What is known at one frame: what was seen, by slots, the robot's pose (3,) and twist (2,), the ``period`` between two
-    frames [s], and the poses (3,) that were ``found`` to see what is to be seen, by name."""
+    frames [s], and, by name, the poses (3,) that were ``found`` for goals given as images."""
 
     seen: Seen
     slots: Sequence[Slot | None]
@@ -172,14 +171,14 @@ class Known:
     found: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def view(self, times: np.ndarray, still: bool = False) -> View:
-        """Return what will be at ``times`` (T,), s from the frame on; ``still``: as if everything stayed where it is."""
+        """Return the view at ``times`` (T,), s from the frame on; ``still``: as if everything stayed where it is."""
         seen = self.seen.at_present() if still else self.seen
         view = seen.view(self.slots, self.pose, self.twist, times)
         view.things.update({name: place_thing(pose, len(times)) for name, pose in self.found.items()})
         return view
 
     def utilities(self, terms: Sequence[Term], actions: np.ndarray) -> np.ndarray:
-        """Return what each term gives the robot, (K,), for ``actions`` (T, 2), each for a period from the frame on."""
+        """Return the utility (K,) of each term for ``actions`` (T, 2), each held for a period, from the frame on."""
         poses, twists, found = self.pose[None], self.twist[None], [self.pose[None]]
         for action in np.asarray(actions, float):
             poses, twists = move(poses, twists, action[None], self.period)
@@ -190,7 +189,7 @@ class Known:
 
 
 def warm_up(open_stream: Callable[[], Forecast], image_size: tuple[int, int], times: StepTimes, ticks: int = 12) -> None:
-    """Run all rungs on noise, so that first calls are over and their times are measured."""
+    """Run all tiers on noise, to get first calls over with and to measure their times."""
     rng = np.random.default_rng(0)
     terms = to_goal(SLOTS[0].name).terms
     still, sent = np.zeros(2), [(0.03, np.zeros(2))]
@@ -200,7 +199,7 @@ def warm_up(open_stream: Callable[[], Forecast], image_size: tuple[int, int], ti
         for _ in range(count):
             for passes in range(len(SEEING)):
                 pilot.observe(rng.integers(0, 256, (*image_size, 3), dtype=np.uint8), still, passes)
-                # As much as can be there: an empty scene is decided on in no time.
+                # Fill every slot: deciding on an empty scene takes no time.
                 pilot.known = replace(pilot.known, seen=_full(pilot.known.seen))
                 pilot.react(terms, still, 4)
                 for candidates in COUNTS:
@@ -209,7 +208,7 @@ def warm_up(open_stream: Callable[[], Forecast], image_size: tuple[int, int], ti
 
 
 def _full(seen: Seen) -> Seen:
-    """With a thing in each slot, all ahead of the robot."""
+    """Return a scene with a thing in each slot, all ahead of the robot."""
     count, angles = len(seen.presence), np.linspace(-0.7, 0.7, len(seen.presence))
     places = np.stack([np.cos(angles), np.sin(angles)], 1) * np.linspace(1.0, 2.5, count)[:, None]
     return Seen(np.ones(count), np.tile(places, (len(seen.times), 1, 1)), np.array([1.0, 0.0, 4.0, 4.0, 4.0, 4.0]), seen.times,

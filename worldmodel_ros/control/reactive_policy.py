@@ -1,8 +1,8 @@
 """The reactive policy: drives to a place by the present state alone, for many robots at once.
 
-The rules are those of ``sim.expert``: steer at the place, pass what is in the way at its side, slow down before what is ahead.
-It is what decides without imagination, and what a candidate of the planner goes on with after its manoeuvre. Of so few rows,
-numpy's calls take longer than their work: hence ufuncs where methods would read better.
+The rules are those of ``sim.expert``: steer at the place, pass obstacles on the side, slow down before what is ahead. The
+policy decides alone when no futures are compared, and continues each candidate after its manoeuvre. With so few rows, numpy's
+call overhead exceeds the work: hence ufuncs where methods would read better.
 """
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ import numpy as np
 
 from .terms import ROBOT_RADIUS, Avoid, KeepDistance, Reach, Term, Thing, Touch
 
-SPIN = np.array([0.0, 1.0])     # m/s and rad/s: looks for what is not known, always to the left
+SPIN = np.array([0.0, 1.0])     # m/s and rad/s: searches for an unknown target, always to the left
 _STOP, _CRUISE, _RUSH = 0.42, 0.5, 0.6   # m; m/s to reach, and to touch
 _STOP_AT_PLACE = 0.05           # m
-_TURN_AT_PLACE = 0.13           # m: a robot no farther from a place that is not _AHEAD of it turns to the yaw there
+_TURN_AT_PLACE = 0.13           # m: a robot this close to a place that is not _AHEAD of it turns to the yaw
 _AHEAD = math.radians(45.0)
-_STEER, _TURN = 2.5, 1.2        # rad/s a rad; rad/s
+_STEER, _TURN = 2.5, 1.2        # rad/s per rad; rad/s
 _FULL_TURN = math.radians(60.0)
 _KEEP_VIEW = math.radians(36.0)
 _MARGIN, _WALL_MARGIN = 0.10, 0.08       # m, to an object or a wall on a detour
-_BRAKE = 1.5                    # m/s for each metre of free way
+_BRAKE = 1.5                    # m/s per metre of free path
 
 
 @dataclass(frozen=True)
 class Aim:
-    """What a task asks the policy to drive to: ``apart`` in m is the distance that it keeps to the target's centre, 0 for a
-    touch; ``wide``: m that each name or colour is passed at more than others; ``in_view``: the target is kept there on a
-    detour, which a place need not be; ``yaw`` in rad: to be faced at a place, None: any."""
+    """What a task asks the policy to drive to: ``apart``: distance in m to keep to the target's centre, 0 for a touch;
+    ``wide``: extra distance in m at which to pass each name or colour; ``in_view``: whether to keep the target in view on a
+    detour, which a place does not need; ``yaw``: to face at a place, rad, None for any."""
 
     target: str
     apart: float
@@ -40,7 +40,7 @@ class Aim:
 
     @classmethod
     def of(cls, terms: Sequence[Term], things: Mapping[str, Thing] = {}) -> Aim:
-        """Return the aim of the first term that has a target, one of ``things`` if it is known. Raises ValueError where none
+        """Return the aim of the first term that has a target, one of ``things`` if it is known. Raises ValueError if none
         has."""
         wide = {term.what: max(term.clearance, 0.05) for term in terms if isinstance(term, Avoid)}
         for term in terms:
@@ -58,9 +58,9 @@ class Aim:
 
 
 class Course:
-    """The policy with an aim, among obstacles and walls: what depends on neither robots nor time is computed once.
+    """The policy with an aim, among obstacles and walls: computes once what depends on neither robots nor time.
 
-    Places of the plane are complex numbers here, so that one call turns them and one gives their distance.
+    Points of the plane are complex numbers here, so that one call rotates them and one gives their distance.
     """
 
     def __init__(self, aim: Aim, radii: np.ndarray, walls: np.ndarray) -> None:
@@ -97,7 +97,7 @@ class Course:
         heading = _STEER * heading
         np.minimum(np.maximum(heading, -_TURN), _TURN, out=commands[:, 1])
         if not aim.in_view and aim.apart < ROBOT_RADIUS:
-            there = distance <= aim.apart  # the place's direction says nothing any more
+            there = distance <= aim.apart  # too close for the bearing to mean anything
             if aim.yaw is None:
                 commands[there, 1] = 0.0
             else:
@@ -114,7 +114,7 @@ class Course:
         return self._free(state, (obstacles - at[:, None]) * ahead.conj()[:, None] if len(obstacles) else None)
 
     def _free(self, state: np.ndarray, seen: np.ndarray | None) -> np.ndarray:
-        """``free_way``, given the obstacles (C, N) in each robot's base."""
+        """``free_way``, given the obstacles (C, N) in each robot's base frame."""
         free = np.full(state.shape[1], np.inf)
         if self._walls:
             rate, along = state @ self._normals
@@ -132,7 +132,7 @@ class Course:
 
     def _round_obstacles(self, ahead: np.ndarray, at: np.ndarray, way: np.ndarray, distance: np.ndarray, bearing: np.ndarray,
                          seen: np.ndarray) -> np.ndarray:
-        """Headings (C,) past the nearest obstacle in the way of each robot, on the side that it is nearer to and has room."""
+        """Return headings (C,) past the nearest obstacle in each robot's way, on the nearer side unless a wall is there."""
         away = np.abs(seen)
         turned = seen * way.conj()[:, None]  # along the way to the target and across it, times its length
         blocks = (away < distance[:, None]) & (turned.real > 0.0) & (np.abs(turned.imag) < self._passed * distance[:, None])
@@ -165,7 +165,7 @@ def as_complex(places: np.ndarray) -> np.ndarray:
 
 
 def _state(poses: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return where robots look and are, (2, C, 2), and both as complex numbers (C,)."""
+    """Return the robots' directions and positions, (2, C, 2), and both as complex numbers (C,)."""
     state = np.empty((2, len(poses), 2))
     np.cos(poses[:, 2], out=state[0, :, 0])
     np.sin(poses[:, 2], out=state[0, :, 1])
@@ -174,24 +174,24 @@ def _state(poses: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 class Search:
-    """Looks for a target that is not known: a turn on the spot, then a drive to another place, and again. A turn alone
-    never ends where every view of the target is blocked; a circle comes back to where it began."""
+    """Searches for an unknown target: turns on the spot, drives to another place, and repeats. Turning alone would never end
+    where every view of the target is blocked; a circle would come back to where it began."""
 
-    SPIN_S, DRIVE_S = 7.0, 6.0   # s, of a turn, and at most of a drive
-    _WAY, _LEAST = 1.5, 0.6      # m, of a drive: at most, and at least unless all ways are shorter
-    _GOLDEN = 2.399963           # rad: directions that it goes on by never repeat
+    SPIN_S, DRIVE_S = 7.0, 6.0   # s, of turning, and at most of driving
+    _WAY, _LEAST = 1.5, 0.6      # m to drive: at most, and at least unless all ways are shorter
+    _GOLDEN = 2.399963           # rad, the golden angle: multiples of it never repeat a direction
 
     def __init__(self) -> None:
         self._ticks = self._drives = 0
         self._place: np.ndarray | None = None
 
     def found(self) -> None:
-        """The target is known."""
+        """Reset the search: the target is known."""
         self._ticks, self._place = 0, None
 
     def command(self, pose: np.ndarray, obstacles: np.ndarray, radii: np.ndarray, walls: np.ndarray, period: float
                 ) -> np.ndarray:
-        """Return the command (2,) of a robot at ``pose`` (3,) that is asked every ``period`` s; the rest as for ``drive``."""
+        """Return the command (2,) for a robot at ``pose`` (3,), called every ``period`` s; the rest as for ``drive``."""
         spent = self._ticks * period
         self._ticks += 1
         if spent < self.SPIN_S:

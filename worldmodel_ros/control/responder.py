@@ -1,4 +1,4 @@
-"""What the control loop takes in and gives out, and the rule between: one answer for each observation, none late."""
+"""Inputs and outputs of the control loop, and the rule between them: one answer per observation, none late."""
 from __future__ import annotations
 
 import threading
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from worldmodel_ros.engine.session import Future
     from .deciding_worker import Decided
 
-_REMEMBERED = 16  # answers; a prediction is published a few ticks after its observation was answered, at most
+_REMEMBERED = 16  # answers; a prediction is published at most a few ticks after its observation was answered
 
 
 @dataclass(frozen=True)
 class Observation:
     """
-    A frame for the session, uint8 (H, W, 3) RGB, with what its answer needs.
+    A frame for the session, uint8 (H, W, 3) RGB, with what is needed to answer it.
 
-    ``stamp`` [ns] is its own; ``received`` and ``due`` are steady times [s], the latter that by which the robot
-    must have the answer; ``age`` is its own on receipt [s]. No answer is made where ``stale`` says why it would be too late,
-    nor without a ``goal`` or a ``task``, of which the latter is for those who decide on a forecast of the scene.
+    ``stamp`` [ns] is that of the frame; ``received`` and ``due`` are steady times [s], ``due`` that by which the robot
+    must have the answer; ``age`` is that of the frame on receipt [s]. It is not answered if ``stale`` says why that would be
+    too late, nor without a ``goal`` or a ``task``; the latter is for workers that decide on a forecast of the scene.
     """
 
     image: np.ndarray
@@ -40,8 +40,8 @@ class Observation:
     stale: str = ''
     task: Task = Task()
     age: float = 0.0
-    spacing: float = 0.0  # s, of the camera's images, where there are several to choose a tick from
-    moved: float = 0.0    # s, by which ticks come earlier than they would have, as a server has asked for
+    spacing: float = 0.0  # s, between the camera's images, if there are several per tick to choose from
+    moved: float = 0.0    # s, by which ticks come earlier because a server has asked for it
 
     @property
     def wants_answer(self) -> bool:
@@ -49,23 +49,23 @@ class Observation:
 
     @property
     def course(self) -> tuple[int, str, Task]:
-        """What a plan is for: another episode, goal or task needs another one."""
+        """What a plan is valid for: another episode, goal or task needs another plan."""
         return self.episode, self.goal, self.task
 
     @property
     def number(self) -> tuple[int, int]:
-        """Which one it is, whatever becomes of its image on the way."""
+        """Identity of the observation, however its image is changed."""
         return self.episode, self.sequence
 
 
 @dataclass(frozen=True)
 class Answer:
     """
-    What an observation is answered with. Times in s.
+    The answer to an observation. Times in s.
 
     ``actions`` (T, A): the first is for now; None for a stop, and for tier NONE, which commands nothing.
-    ``latency``: from the receipt of the observation; ``predicted``: what ``latency`` was expected to be. ``counts``:
-    since the activation.
+    ``latency``: from the receipt of the observation; ``predicted``: the expected ``latency``. ``counts``: since the
+    activation.
     """
 
     stamp: int
@@ -88,8 +88,8 @@ class Prediction:
     decode, total and predicted.
 
     ``tier`` is how it was imagined: TWO_STEP, ONE_STEP or SMALLER. ``command_tier`` is what the observation was answered
-    with; where that is none of these three, the command left before this was ready. ``decided``: how the command was decided,
-    where that was on a forecast of the scene.
+    with; if it is none of these three, the command left before this was ready. ``decided``: how the command was decided, if
+    on a forecast of the scene.
     """
 
     observation: Observation
@@ -101,34 +101,34 @@ class Prediction:
 
 
 class OutputError(RuntimeError):
-    """The model gave something that cannot be used."""
+    """The model's output cannot be used."""
 
 
 def require_finite(values: np.ndarray, what: str) -> np.ndarray:
-    """Return what a model gave, if all of it is finite; else raise OutputError."""
+    """Return a model's output if all of it is finite; else raise OutputError."""
     if not np.isfinite(values).all():
         raise OutputError(f'{what} is not finite')
     return values
 
 
 class Listener(Protocol):
-    """Where results go. Must return quickly, and must not call back."""
+    """Receives results. Must return quickly, and must not call back."""
 
     def answered(self, answer: Answer) -> None:
-        """A command, or its absence: called as soon as it is known, from any thread, one at a time."""
+        """Called as soon as a command, or its absence, is known; from any thread, one call at a time."""
 
     def predicted(self, prediction: Prediction) -> None:
-        """A predicted future with its images, after the command is out."""
+        """Called with a predicted future and its images, after the command is out."""
 
     def failed(self, reason: str, error: Exception, restarted: bool) -> None:
-        """Something failed and was given up; ``restarted``: the session has begun again."""
+        """Called when something failed and was given up; ``restarted``: the session has started over."""
 
 
 class Responder:
     """
-    Between the thread that runs the model and the timer that cannot wait for it: who comes first, answers.
+    Arbitrates between the model thread and the deadline timer: the first of them to come answers.
 
-    The methods may be called from any thread.
+    Thread-safe.
     """
 
     def __init__(self, listener: Listener, settings: Settings, step_period: float,
@@ -138,8 +138,8 @@ class Responder:
         self._ladder = Ladder(settings)
         self._plan = LastPlan(step_period)
         self._newest: tuple[int, int] | None = None  # number of the newest observation
-        self._course: tuple[int, str, Task] | None = None  # its own, which the plan is for
-        self._open: Observation | None = None  # the one that is to be answered and is not yet
+        self._course: tuple[int, str, Task] | None = None  # of the newest observation; the plan is for it
+        self._open: Observation | None = None  # the one still to be answered
         self._finish = 0.0  # predicted, of the newest observation
         self._planned = 0.0  # when it had a plan
         self._decision: Decision | None = None  # on it, once it is being worked on
@@ -157,30 +157,27 @@ class Responder:
 
     @property
     def best(self) -> Tier:
-        """
-        The best tier allowed at present; STOP: the robot is kept standing until the model has been good
-        again.
-        """
+        """The best tier allowed at present; STOP: the robot is kept at a stop until the model has been good again."""
         return self._ladder.best
 
     @property
     def counts(self) -> Counts:
-        """Ticks by what they were answered with."""
+        """Ticks by tier."""
         with self._lock:
             return replace(self._ladder.counts)
 
     def open(self, observation: Observation) -> None:
         """
-        Take an observation as the one that is to be answered. One that still was is not any more.
+        Make an observation the one to be answered; an earlier one that is still open gets tier NONE.
 
-        Opened again, when one engine hands it on to another, it stays what it is: answered or not.
+        Opening one again, when one engine hands it on to another, has no effect.
         """
         with self._lock:
             if observation.number == self._newest:
                 return
             self._newest = observation.number
             if self._open:
-                self._ladder.counts.late += 1  # ``overdue`` has not come to it: the worst overload of all
+                self._ladder.counts.late += 1  # not even ``overdue`` got to it: the worst overload
                 self._answer(
                     self._open, Tier.NONE, Verdict.LATE, 'a newer observation came before it was answered')
             course = observation.course
@@ -192,17 +189,17 @@ class Responder:
             self._decision = None
 
     def close(self) -> None:
-        """Leave unanswered what has not been answered."""
+        """Leave the open observation unanswered."""
         with self._lock:
             self._open = None
 
     def decide(self, observation: Observation, begun: float,
                predict: Callable[[int], float]) -> Decision | None:
         """
-        Choose the tier for work that has ``begun``, and answer at once where the model is not waited for.
+        Choose the tier for work that has ``begun``; answer at once if the answer does not wait for the model.
 
-        ``predict`` gives the time of a tick with so many denoising steps [s]. None: the observation is taken
-        in, and nothing is predicted from it: it is stale, or a newer one has come.
+        ``predict`` returns the duration of a tick with so many denoising steps [s]. None: only observe, without a
+        prediction, since the observation is stale or a newer one has come.
         """
         with self._lock:
             limit = observation.due - self.settings.reserve
@@ -210,7 +207,7 @@ class Responder:
                 self._pass_over(observation)
                 if observation.stale:
                     return None
-                # Nothing is commanded, so that nothing can be late: the future is imagined all the same.
+                # No command, so nothing can be late; the future is imagined all the same.
                 tier = next((t for t, steps in STEPS.items() if begun + predict(steps) <= limit), Tier.ONE_STEP)
                 return Decision(tier, begun + predict(STEPS[tier]), limit, False, '')
             if not self._is_open(observation):
@@ -224,21 +221,19 @@ class Responder:
             return decision
 
     def planned(self, observation: Observation, decision: Decision, plan: np.ndarray) -> None:
-        """
-        Take the plan (T, A) of an observation: what the monitor falls back to from now on, if it was in time.
-        """
+        """Take the plan (T, A) for an observation: the fallback from now on, if it was in time."""
         with self._lock:
             self._remember(observation, plan)
             if decision.tier in (Tier.PLAN_ONLY, Tier.LAST_PLAN):
                 self._answer(observation, decision.tier, Verdict.DEGRADED, decision.reason)
 
     def served(self, observation: Observation) -> Tier | None:
-        """What an observation was answered with; None where it has not been, or that was too long ago."""
+        """Return what an observation was answered with; None if it was not yet, or too long ago."""
         with self._lock:
             return next((tier for number, tier in reversed(self._served) if number == observation.number), None)
 
     def finished(self, observation: Observation, decision: Decision, plan: np.ndarray) -> None:
-        """Take note that the future of a plan has been imagined; answer with the plan where that was waited for."""
+        """Note that the future of a plan has been imagined; answer with the plan if the answer waited for that."""
         with self._lock:
             verdict = Verdict.ON_TIME if decision.tier is Tier.TWO_STEP else Verdict.DEGRADED
             self._answer(observation, decision.tier, verdict, decision.reason, plan)
@@ -246,8 +241,8 @@ class Responder:
 
     def relay(self, observation: Observation, tier: Tier, finish: float, reason: str, plan: np.ndarray) -> bool:
         """
-        Answer with the plan (T, A) that an engine elsewhere has made, by a ladder of its own; return whether it came
-        in time. ``finish``: when that ladder had expected to have it.
+        Answer with the plan (T, A) that a remote engine has made by a ladder of its own; return whether it came in
+        time. ``finish``: when that ladder expected to have it.
         """
         with self._lock:
             in_time = self._remember(observation, plan)
@@ -262,8 +257,8 @@ class Responder:
 
     def bridge(self, observation: Observation, finish: float, reason: str) -> bool:
         """
-        An engine elsewhere refuses an observation: answer with the last plan. Return False, without an answer, where
-        that has no action left, or the robot is kept standing.
+        Answer with the last plan an observation that a remote engine refuses. Return False, without an answer, if the
+        plan has no action left or the robot is kept at a stop.
         """
         with self._lock:
             if not self._is_open(observation):
@@ -281,7 +276,7 @@ class Responder:
             self._pass_over(observation)
 
     def overdue(self) -> None:
-        """The newest observation must be answered now: do it without the model, if that has not answered."""
+        """Answer the newest observation now, without the model, unless it has been answered."""
         with self._lock:
             observation = self._open
             if observation is None:
@@ -292,7 +287,7 @@ class Responder:
             self._answer(observation, decision.tier, verdict, decision.reason)
 
     def fault(self, observation: Observation, reason: str) -> None:
-        """The model failed on an observation: stop, until it has been good for a while."""
+        """Stop, after the model failed on an observation, until it has been good for a while."""
         with self._lock:
             self._ladder.fault(reason)
             self._plan.forget()
@@ -302,9 +297,7 @@ class Responder:
                 self._report(observation, Verdict.INVALID, reason)
 
     def halt(self, answer: Answer) -> None:
-        """
-        Stop without an observation: ``answer`` goes out as it is, and what was to be answered is not any more.
-        """
+        """Stop without an observation: ``answer`` goes out as it is, and the open observation is dropped."""
         with self._lock:
             self._open = None
             self._plan.forget()
@@ -312,7 +305,7 @@ class Responder:
             self._listener.answered(replace(answer, counts=replace(self._ladder.counts)))
 
     def forget_plan(self) -> None:
-        """Drop the plan: it was for another past."""
+        """Drop the plan, which was made from another past."""
         with self._lock:
             self._plan.forget()
 
@@ -320,9 +313,7 @@ class Responder:
         return self._open is not None and self._open.number == observation.number
 
     def _remember(self, observation: Observation, plan: np.ndarray) -> bool:
-        """
-        Return whether a plan has come in time. If so it is the last one from now on, unless another goal was set meanwhile.
-        """
+        """Return whether a plan is in time. If so, it becomes the last plan, unless another goal was set meanwhile."""
         self._planned = self._clock()
         in_time = self._planned <= observation.due - self.settings.reserve
         if in_time and observation.course == self._course:
@@ -342,7 +333,7 @@ class Responder:
         self._open = None
         actions = plan
         if tier in (Tier.PLAN_ONLY, Tier.LAST_PLAN):
-            # Decided was what was predicted; what is served, and said, is what is there.
+            # The decision was a prediction; serve and report the plan that there is.
             actions = self._plan.rest(observation.stamp)
             if actions is None:
                 tier = Tier.STOP
@@ -350,8 +341,7 @@ class Responder:
                 tier, reason = Tier.PLAN_ONLY, f'{reason}; a plan alone is in time'
             else:
                 tier, reason = Tier.LAST_PLAN, f'{reason}; the last plan goes on'
-        # Half of the reserve is for the lateness of the fallback, the other half belongs to those who come
-        # after.
+        # Half of the reserve covers lateness of the fallback, the other half is for what comes after.
         last = observation.due - self.settings.reserve / 2
         if tier not in (Tier.STOP, Tier.NONE) and self._clock() > last:
             self._ladder.counts.late += verdict is not Verdict.LATE

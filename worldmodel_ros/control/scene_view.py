@@ -1,7 +1,7 @@
-"""What is known of the scene at an observation, and how a forecast by slots becomes that.
+"""What is known of the scene at an observation, and its conversion from a forecast by slots.
 
-A forecast gives places by slot, in base_link of the moment; terms speak of things by name, and of one frame that the robot
-moves in, that of its odometry.
+A forecast gives places by slot, in base_link at the observation; terms refer to things by name, in one fixed frame, that of
+the odometry.
 """
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from .terms import Term, Thing, places
 
 _LIKELY = 0.5  # probability from which on a thing counts as there
 _IN_VIEW = math.radians(36.0)  # to either side: well within the camera's 90 degrees
-_EDGE = math.radians(42.0)  # to either side: what is beyond, the camera sees partly at most
-_NEAR, _FAR = 0.4, 2.0  # m: where a thing that is there is seen for sure, unless something is in front of it
-_SAME = 0.5  # m: how far at most a thing is told from where it was expected
-_LOST = 3.0  # s out of view, after which a thing that is not told any more is not expected either
-_MISSED = 0.8  # s that a remembered thing may be in view, and not be seen, before it is forgotten
+_EDGE = math.radians(42.0)  # to either side: beyond it, the camera sees a thing partly at most
+_NEAR, _FAR = 0.4, 2.0  # m: where a thing that is there is surely seen, unless something is in front of it
+_SAME = 0.5  # m: largest distance of a thing from where it was expected
+_LOST = 3.0  # s out of view, after which a thing that is no longer reported is no longer expected
+_MISSED = 0.8  # s that a remembered thing may be in view without being seen before it is forgotten
 
 
 @dataclass(frozen=True)
 class View:
-    """What is known at the newest observation, in one frame: pose (3,), twist (2,), walls as in ``Outcome``, and the things
-    that are known, along the times that were asked for."""
+    """What is known at the newest observation, in one frame: pose (3,), twist (2,), walls as in ``Outcome``, and the known
+    things, at the requested times."""
 
     pose: np.ndarray
     twist: np.ndarray
@@ -36,8 +36,8 @@ class View:
 
 @dataclass(frozen=True)
 class Slot:
-    """The thing that a slot of a forecast is about: its name and colour, and its radius in m, which no forecast tells.
-    Things that are ``alike`` come in any order: the nearest one is called by the first of their names."""
+    """The thing that a slot of a forecast stands for: its name, its colour, and its radius in m, which is not forecast.
+    Things that are ``alike`` come in any order: the nearest one gets the first of their names."""
 
     name: str
     colour: str
@@ -48,9 +48,9 @@ class Slot:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a forecast tells: the probability that the thing of each slot is there (S,), where it is at ``times`` (T,), s from
-    the observation on, as places (T, S, 2) in m in base_link, and the walls (6,): cosine and sine of four times the first
-    one's direction, and metres to each of four; ``unseen`` (S,): s since each place was in view, None: nothing is in doubt."""
+    """A forecast: the probability that the thing of each slot is there (S,), its places (T, S, 2) in m in base_link at
+    ``times`` (T,), s from the observation on, and the walls (6,): cosine and sine of four times the first one's direction,
+    and metres to each of four; ``unseen`` (S,): s since each place was in view, None: nothing is in doubt."""
 
     presence: np.ndarray
     places: np.ndarray
@@ -81,16 +81,16 @@ class Seen:
 
 
 def with_places(view: View, terms: Sequence[Term], times: int) -> View:
-    """Return a view with the places that terms are about, next to the things, for so many times."""
+    """Return a view with the places that terms name added to its things, for so many times."""
     named = places(terms, times)
     return replace(view, things={**view.things, **named}) if named else view
 
 
 class StandingThings:
-    """Where things that do not move were last, in the odometry's frame: what has left the camera's view is still there.
+    """Last known places of things that do not move, in the odometry's frame, for when they are out of the camera's view.
 
-    A forecast remembers for seconds, and how the robot has turned since only roughly (docs/task_results.md); a robot that turns
-    away from a goal and comes back a minute later needs this. What is remembered and not seen where it should be is forgotten.
+    A forecast remembers for seconds, and tracks the robot's turns only roughly (docs/task_results.md); a robot that turns away
+    from a goal and comes back a minute later needs this. A thing that is not seen where it should be is forgotten.
     Not thread-safe.
     """
 
@@ -103,9 +103,9 @@ class StandingThings:
         self._missed: dict[int, int] = {}
 
     def remember(self, seen: Seen, pose: np.ndarray, mapped: Mapping[int, np.ndarray]) -> Seen:
-        """Return what was seen from ``pose`` (3,), with what is remembered in the place of what is out of view or not told any
-        more. ``mapped``: places (2,) by slot, in the frame of the pose, that out of view go before those where things were
-        last. In view the camera knows better: what is told aside of a mapped place that it looks at is believed."""
+        """Return what was seen from ``pose`` (3,), with remembered places for things that are out of view or no longer
+        reported. ``mapped``: places (2,) by slot, in the frame of the pose, preferred to the last known ones out of view. In
+        view, the camera is preferred: a thing reported elsewhere than its mapped place is believed if that is in view."""
         presence, places = seen.presence.copy(), seen.places.copy()
         likely, in_view = presence > _LIKELY, _looked_at(places[0])
         for slot in self._slots:
@@ -125,12 +125,12 @@ class StandingThings:
         return replace(seen, presence=presence, places=places)
 
     def move(self, before: np.ndarray, now: np.ndarray) -> None:
-        """Have the frame be another one, in which the pose (3,) that was ``before`` is ``now``."""
+        """Change to a frame in which the pose (3,) that was ``before`` is ``now``."""
         self._places = {slot: (from_base(to_base(place, before), now), sure) for slot, (place, sure) in self._places.items()}
 
     def _would_be_seen(self, slot: int, here: np.ndarray, places: np.ndarray, likely: np.ndarray) -> bool:
-        """Whether the camera cannot miss a thing at ``here`` (2,), m in base_link: in view, and none of the ``likely`` things
-        at ``places`` (S, 2) before it."""
+        """Return whether the camera cannot miss a thing at ``here`` (2,), m in base_link: it is in view, and none of the
+        ``likely`` things at ``places`` (S, 2) is in front of it."""
         away, bearing = math.hypot(*here), math.atan2(here[1], here[0])
         if abs(bearing) > _IN_VIEW or not _NEAR < away < _FAR:
             return False
@@ -141,23 +141,22 @@ class StandingThings:
 
 
 class OutOfView:
-    """For how long each thing has been out of view. A forecast goes on to tell where a thing is that the camera does not
-    see any more, and is the farther off the longer that lasts. Things that look alike change their slots: each is known
-    by where it was expected to be. Not thread-safe."""
+    """Tracks how long each thing has been out of view: a forecast continues to place it, with an error that grows with
+    time. Things that look alike change slots, and are matched by their expected places. Not thread-safe."""
 
     def __init__(self, slots: Sequence[Slot | None], period: float = PERIOD) -> None:
         """``period``: s between two ticks."""
         self._period = period
         self._alike = [number for number, slot in enumerate(slots) if slot and slot.alike]
         self._seconds = np.zeros(len(slots))
-        self._expected: list[tuple[np.ndarray, float]] = []  # of things that look alike: place (2,) by now, and s out of view
+        self._expected: list[tuple[np.ndarray, float]] = []  # of things that look alike: place (2,), and s out of view
 
     def look(self, seen: Seen, pose: np.ndarray) -> Seen:
-        """Take what is told at the next tick, from ``pose`` (3,); return it with the times."""
+        """Take the forecast of the next tick, from ``pose`` (3,); return it with ``unseen`` set."""
         told = [slot for slot in self._alike if seen.presence[slot] > _LIKELY]
         unknown, here = set(told), from_base(seen.places[0], pose)
         seconds = self._seconds.copy()
-        seconds[self._alike] = 0.0  # of who was not known before
+        seconds[self._alike] = 0.0  # unless matched below
         lost = dict(enumerate(self._expected))
         for away, slot, number in sorted((math.hypot(*(here[slot] - place)), slot, number)
                                          for slot in told for number, (place, _) in lost.items()):
@@ -168,22 +167,22 @@ class OutOfView:
         soon = [np.array([np.interp(self._period, seen.times, seen.places[:, slot, axis]) for axis in range(2)])
                 for slot in told]
         self._expected = [(from_base(place, pose), self._seconds[slot]) for slot, place in zip(told, soon, strict=True)]
-        # One that is not told for a tick or a few may be told again.
+        # A thing may be missing from the forecast for a few ticks.
         self._expected += [(place, since + self._period) for place, since in lost.values() if since < _LOST]
         return replace(seen, unseen=self._seconds)
 
     def move(self, before: np.ndarray, now: np.ndarray) -> None:
-        """Have the frame of poses be another one, in which the pose (3,) that was ``before`` is ``now``."""
+        """Change to a frame of poses in which the pose (3,) that was ``before`` is ``now``."""
         self._expected = [(from_base(to_base(place, before), now), since) for place, since in self._expected]
 
 
 def _looked_at(places: np.ndarray) -> np.ndarray:
-    """Whether each of ``places`` (..., 2), m in base_link, is one that the camera looks at."""
+    """Return whether each of ``places`` (..., 2), m in base_link, is in the camera's view."""
     return np.abs(np.arctan2(places[..., 1], places[..., 0])) < _EDGE
 
 
 def planes(walls: np.ndarray, pose: np.ndarray) -> np.ndarray:
-    """Walls as a forecast gives them, (6,), to rows of unit normal and offset, (4, 3), in the frame of the pose."""
+    """Convert walls as in a forecast, (6,), to rows of unit normal and offset, (4, 3), in the frame of the pose."""
     angles = math.atan2(walls[1], walls[0]) / 4.0 + np.arange(4) * math.pi / 2 + pose[2]
     normals = np.stack([np.cos(angles), np.sin(angles)], 1)
     return np.column_stack([normals, walls[2:] + normals @ pose[:2]])

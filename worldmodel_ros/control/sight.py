@@ -1,10 +1,10 @@
-"""Goals that are images: where the camera would have to stand to see what an image shows.
+"""Image goals: finds the pose from which the camera sees what an image shows.
 
-A forecast tells of an image, as of any frame, which things are where and how the walls stand. Those that the robot knows the
-places of give a pose: the walls its yaw but for quarter turns, and each quarter turn has one place that fits best.
+The forecast of an image, as of any frame, says which things are where and how the walls lie. Those whose places the robot
+knows give a pose: the walls give its yaw up to quarter turns, and each quarter turn has one position that fits best.
 
-Where an image shows walls alone, their colours tell which ones, and the forecast how far away they are. One wall looks the same
-all along: any pose of that line sees what the image shows, and the nearest one is taken.
+If an image shows only walls, their colours tell which ones, and the forecast how far away they are. A single wall looks the
+same all along: every pose on that line sees what the image shows, and the nearest one is taken.
 """
 from __future__ import annotations
 
@@ -23,24 +23,23 @@ if TYPE_CHECKING:
 
 NAME = 'what the image shows'
 _IN_VIEW = math.radians(43.0)   # to either side: within the camera's 90 degrees
-_CLEARER = 4.0                  # by which the best pose has to fit better than the next one, chi-squared
-_WORST = 30.0                   # chi-squared of a pose that is still one
-_MISSING = 8.0                  # chi-squared of a thing that would be in view, and is not
+_CLEARER = 4.0                  # chi-squared by which the best pose must fit better than the next one
+_WORST = 30.0                   # chi-squared up to which a pose is accepted
+_MISSING = 8.0                  # chi-squared of a thing that should be in view and is not
 _SURELY_IN_VIEW, _NEAR, _FAR = math.radians(36.0), 0.5, 2.5  # rad, m
 _WIDTH = 0.4                    # m, of a thing that hides another
-_SHARPER = 0.5                  # share of the deviations that many frames of a drive have: one frame's errors count once
+_SHARPER = 0.5                  # share of the deviations used over many successive frames: one frame's errors count once
 _LIKELY = 0.5
-_UNLIKE = 0.1   # of the walls' colours, logarithms: farther off, an image is of no wall that is known
-_ALIKE = 0.06   # nearer, it is of this wall, whatever those not yet seen look like
+_UNLIKE = 0.1   # difference of log wall colours from which on an image is of no known wall
+_ALIKE = 0.06   # the same, below which it is of this wall, whatever those not yet seen look like
 _STEP = 0.1  # m, between poses along a wall
-_FROM_WALL, _FROM_THING = 0.3, 0.45  # m, that a robot can stand at
+_FROM_WALL, _FROM_THING = 0.3, 0.45  # m, least distances at which a robot can stand
 _BLOCK = 4  # pixels, a side
 
 
 @dataclass(frozen=True, eq=False)
 class Sight:
-    """What a forecast tells of an ``image`` uint8 (H, W, 3): presence (S,), places (S, 2) in m in base_link, walls (6,) as in
-    ``Seen``."""
+    """Forecast of an ``image`` uint8 (H, W, 3): presence (S,), places (S, 2) in m in base_link, walls (6,) as in ``Seen``."""
 
     presence: np.ndarray
     places: np.ndarray
@@ -49,14 +48,14 @@ class Sight:
 
     @classmethod
     def of(cls, forecast: Forecast, image: np.ndarray) -> Sight:
-        """Return what a stream that knows nothing tells of an image uint8 (H, W, 3)."""
+        """Return the forecast that a new stream makes of an image uint8 (H, W, 3)."""
         still = np.zeros(2)
         presence, places, walls = forecast.observe(image, still, still, 1)
         return cls(presence, places[0], walls, image)
 
     def similarity(self, image: np.ndarray) -> float:
-        """Return the correlation, -1 to 1, of another image of the same size with this one, each averaged over ``_BLOCK``
-        pixels, since a robot hardly ever stands where it stood to a pixel; NaN where one of them is of one colour."""
+        """Return the correlation, -1 to 1, of another image of the same size with this one; NaN if one of them has a single
+        colour. Both are averaged over ``_BLOCK`` pixels, since a robot hardly ever returns to the same pixel."""
         one, other = (_blocks(each) for each in (self.image, image))
         spread = math.sqrt(float((one ** 2).sum() * (other ** 2).sum()))
         return float((one * other).sum()) / spread if spread > 0.0 else math.nan
@@ -71,12 +70,12 @@ class Sight:
         return shown(self.walls, self.image.shape[1])
 
     def is_of_one_wall(self, slots: list[int]) -> bool:
-        """Whether the image shows one wall alone, and none of the slots' things: the same is seen all along it."""
+        """Return whether the image shows one wall alone and none of the slots' things: it looks the same all along the wall."""
         return not self.in_view(slots) and len(self.walls_in_view()) == 1
 
     def pose(self, known: Localiser, wall_colours: WallColours | None = None) -> np.ndarray | None:
-        """Return the pose (3,) that sees this, in the frame of ``known``; None while that tells none, or more than one. Of the
-        poses along a wall that sees no thing it is one near the robot: for these, ``wall_colours`` are needed."""
+        """Return the pose (3,) that sees this, in the frame of ``known``; None while there is none, or more than one. An image
+        of walls alone needs ``wall_colours``; along a single wall, the pose is one near the robot."""
         things, walls = known.things(), known.walls()
         if wall_colours and walls and not self.in_view(known.slots):
             return self._pose_by_walls(known.pose, things, *walls, wall_colours.known())
@@ -84,12 +83,12 @@ class Sight:
         if not seen or walls is None:
             return None
         fits = self._fits(seen, things, walls)
-        if fits[0][0] > _WORST and len(seen) > 1:  # one of them is not what it was taken for
+        if fits[0][0] > _WORST and len(seen) > 1:  # one of them may be misidentified
             without = [self._fits([slot for slot in seen if slot != wrong], things, walls) for wrong in seen]
             fits = min(without, key=lambda fits: fits[0][0])
         if fits[0][0] > _WORST:
             return None
-        all_known = len(things) == known.count and np.isfinite(walls[1]).all()  # no more can be learnt by looking around
+        all_known = len(things) == known.count and np.isfinite(walls[1]).all()  # looking around cannot add anything
         return fits[0][1] if all_known or fits[1][0] - fits[0][0] > _CLEARER else None
 
     def _pose_by_walls(self, robot: np.ndarray, things: dict[int, np.ndarray], direction: float, offsets: np.ndarray,
@@ -128,7 +127,7 @@ class Sight:
         return sorted((self._fit(quarter, seen, things, *walls) for quarter in range(4)), key=lambda fit: fit[0])
 
     def _missing(self, pose: np.ndarray, things: dict[int, np.ndarray]) -> int:
-        """Return how many things would be in view from a pose that are not."""
+        """Return how many things that should be in view from a pose are not in the image."""
         seen = {slot: to_base(place, pose) for slot, place in things.items()}
         polar = {slot: (math.hypot(*place), math.atan2(place[1], place[0])) for slot, place in seen.items()}
         return sum(abs(bearing) < _SURELY_IN_VIEW and _NEAR < away < _FAR and self.presence[slot] <= _LIKELY
@@ -138,7 +137,7 @@ class Sight:
 
     def _fit(self, quarter: int, seen: list[int], things: dict[int, np.ndarray], direction: float, offsets: np.ndarray
              ) -> tuple[float, np.ndarray]:
-        """Return how badly the best pose of a quarter turn fits, chi-squared, and the pose."""
+        """Return the chi-squared of the best pose of a quarter turn, and the pose."""
         angle = math.atan2(self.walls[1], self.walls[0]) / 4.0
         yaw = direction + quarter * QUARTER - angle
         cos, sin = math.cos(yaw), math.sin(yaw)
@@ -167,7 +166,7 @@ class Sight:
 
 
 def _blocks(image: np.ndarray) -> np.ndarray:
-    """Return the means of blocks of _BLOCK x _BLOCK pixels, less that of the image in each colour."""
+    """Return the means of blocks of _BLOCK x _BLOCK pixels, less the image's mean in each colour."""
     height, width = (extent // _BLOCK for extent in image.shape[:2])
     means = image[:height * _BLOCK, :width * _BLOCK].reshape(height, _BLOCK, width, _BLOCK, -1).mean((1, 3))
     return means - means.mean((0, 1))

@@ -1,4 +1,4 @@
-"""A task as it is told at run time: terms of plain names and numbers, checked before anything is driven by them."""
+"""Tasks given at run time: terms of plain names and numbers, checked before the robot acts on them."""
 from __future__ import annotations
 
 import math
@@ -13,17 +13,17 @@ MAX_WEIGHT = 100.0
 FARTHEST = 100.0  # m, of a region
 LEAST_APART, MOST_APART = 0.2, 5.0  # m, between centres, of a distance to keep
 WIDEST = 2.0  # m, of a clearance
-_AT_PLACES = ('reach', 'keep_distance', 'time')  # kinds that may be about a place
+_AT_PLACES = ('reach', 'keep_distance', 'time')  # kinds whose target may be a place
 KINDS = ('touch', 'reach', 'keep_distance', 'pass_behind', 'avoid', 'clearance', 'time', 'stay_in')
 
 
 class TaskError(ValueError):
-    """A task cannot be driven; the text says why and what to do."""
+    """A task cannot be carried out; the text says why and what to do."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """Terms that a robot is driven by, and what a person calls them. Without terms it stands still."""
+    """The terms that a robot acts on, and a name for people. Without terms it stands still."""
 
     name: str = ''
     terms: tuple[Term, ...] = ()
@@ -31,7 +31,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Told:
-    """A term as it comes from outside; see msg/Term.msg."""
+    """A term as received; see msg/Term.msg."""
 
     kind: str
     target: str = ''
@@ -44,10 +44,11 @@ class Told:
 
 def to_place(place: Sequence[float]) -> Task:
     """
-    Return what a place, x and y in m in the frame of the odometry and perhaps a yaw in rad, asks for. Raises TaskError.
+    Return the task of going to a place: x and y in m in the frame of the odometry, and optionally a yaw in rad. Raises
+    TaskError.
 
-    Less clearance is asked for than on the way to an object: a place may be next to a wall, and a planner that wants more than
-    there is stays where it is.
+    The clearance is less than on the way to an object: a place may be next to a wall, and a planner that wants more
+    clearance than there is does not move.
     """
     place = _place(place)
     name = place_name(place)
@@ -55,8 +56,8 @@ def to_place(place: Sequence[float]) -> Task:
 
 
 def to_sight(sight: Sight, standing: list[int]) -> Task:
-    """Return what an image asks for: to be where the camera sees what it shows. ``standing``: slots of things that do not move;
-    of an image that shows none, the walls are what is to be seen. Raises TaskError for one that shows nothing at all."""
+    """Return the task of going to where the camera sees what an image shows. ``standing``: slots of things that do not move; if
+    the image shows none of them, its walls are used. Raises TaskError for one that shows nothing at all."""
     if not sight.in_view(standing) and math.isnan(sight.similarity(sight.image)):
         raise TaskError('the image is of one colour: it shows neither a thing nor where a wall ends, by which the robot could '
                         'find the place')
@@ -64,12 +65,13 @@ def to_sight(sight: Sight, standing: list[int]) -> Task:
 
 
 def to_goal(goal: str) -> Task:
-    """Return what a goal without more words asks for: to reach it soon, and to touch nothing on the way."""
+    """Return the default task for a goal: to reach it soon, and to touch nothing on the way."""
     return Task(goal, (Reach(goal), Clearance(0.12, weight=2.0, but=(goal,)), Time(goal))) if goal else Task()
 
 
 def task_of(name: str, told: Sequence[Told], things: Mapping[str, str]) -> Task:
-    """Return the task of some terms. ``things``: colour of each thing that the robot knows, by name. Raises TaskError."""
+    """Return the task with the given terms. ``things``: colour of each thing that the robot knows, by name. Raises
+    TaskError."""
     if len(told) > MAX_TERMS:
         raise TaskError(f'a task has at most {MAX_TERMS} terms, not {len(told)}')
     terms = []
@@ -143,7 +145,7 @@ def _between(value: float, low: float, high: float) -> float:
 
 
 def term_in_words(term: Term) -> str:
-    """Return what a term wants, and its weight."""
+    """Return what a term wants, and its weight, as text."""
     match term:
         case Touch():
             text = f'touch {term.target}'

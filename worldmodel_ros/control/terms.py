@@ -1,7 +1,7 @@
-"""Tasks told at run time: weighted terms over imagined outcomes, each a few plain numbers and names.
+"""Task terms: weighted utilities over imagined outcomes, each defined by a few numbers and names.
 
-A term gives each of C outcomes a utility, without unit, about 1 for what matters; the score of a task is the sum of weight
-times utility. The same terms say when a task that was really driven has succeeded or failed (``evaluate.control.judge``).
+A term gives each of C outcomes a dimensionless utility, about 1 for what matters; the score of a task is the sum of weight
+times utility. The same terms say whether a task that was really driven has succeeded or failed (``evaluate.control.judge``).
 """
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .sight import Sight
 
 ROBOT_RADIUS = 0.16  # m
 REACHED = 0.45       # m, between centres, at which a goal counts as reached
-REACHED_PLACE = 0.15  # m, between the robot's centre and a place, at which that does
+REACHED_PLACE = 0.15  # m, between the robot's centre and a place, at which the place counts as reached
 KEPT = 0.3           # m, by which a kept distance may be off
-FACED = math.radians(10.0)  # by which the robot may look past the yaw of a place
-_FACING = 0.3        # m a rad: what the yaw at a place is worth
-_CRUISE = 0.5        # m/s: time is worth as much as the way that could be made in it
-_SIDE, _SIGHT = math.tan(math.radians(42.0)), 3.0  # of what is ahead; m: where a camera of 90 degrees sees a thing
+FACED = math.radians(10.0)  # by which the robot may miss the yaw of a place
+_FACING = 0.3        # m per rad: worth of the yaw at a place
+_CRUISE = 0.5        # m/s: time is worth the distance that could be driven in it
+_SIDE, _SIGHT = math.tan(math.radians(42.0)), 3.0  # ratio of side to ahead; m: where a camera of 90 degrees sees a thing
 # Standard deviation in m, along each axis, of a forecast place after so many s out of view, and its growth with each s ahead:
 # errors of the shipped forecast (docs/task_results.md).
 _UNSEEN = (0.0, 0.5, 1.0, 1.6, 2.5, 4.0, 6.0)
@@ -30,9 +30,9 @@ _DOUBT, _AHEAD = (0.02, 0.035, 0.055, 0.1, 0.2, 0.35, 0.5), 0.04
 
 @dataclass(frozen=True)
 class Thing:
-    """Something forecast: ``path`` (T, 2) in m at the outcome's times, ``radius`` in m; ``colour`` as one would name it;
-    ``presence``: probability that it is there; not ``solid``: a place, which can be driven on; ``yaw`` in rad: of a
-    robot that is to stand there, None: any; ``unseen``: s since it was in view, None: its path is beyond doubt."""
+    """A forecast thing: ``path`` (T, 2) in m at the outcome's times, ``radius`` in m; ``colour`` as a person would name it;
+    ``presence``: probability that it is there; not ``solid``: a place, which can be driven on; ``yaw`` in rad: of a robot
+    that is to stand there, None for any; ``unseen``: s since it was in view, None: its path is not in doubt."""
 
     path: np.ndarray
     radius: float
@@ -46,20 +46,20 @@ class Thing:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What C candidates would lead to, in one frame of reference.
+    """Outcomes of C candidates, in one frame of reference.
 
-    times (T,) in s, ascending; poses (C, T, 3), x and y in m and yaw in rad; things: by name, what each is forecast to do,
-    whatever the robot does; walls (W, 3): rows of unit normal and offset, with n . p <= offset inside the room.
+    times (T,) in s, ascending; poses (C, T, 3), x and y in m and yaw in rad; things: forecasts by name, the same whatever
+    the robot does; walls (W, 3): rows of unit normal and offset, with n . p <= offset inside the room.
     """
 
     times: np.ndarray
     poses: np.ndarray
     things: Mapping[str, Thing]
     walls: np.ndarray
-    _gaps: dict[str, np.ndarray] = field(default_factory=dict, init=False, repr=False, compare=False)  # asked for before
+    _gaps: dict[str, np.ndarray] = field(default_factory=dict, init=False, repr=False, compare=False)  # cache of ``gap``
 
     def gap(self, name: str) -> np.ndarray:
-        """Metres (C, T) between the surfaces of the robot and a thing; not to be changed."""
+        """Return metres (C, T) between the surfaces of the robot and a thing; do not modify."""
         if name not in self._gaps:
             thing = self.things[name]
             x, y = self.poses[..., 0] - thing.path[:, 0], self.poses[..., 1] - thing.path[:, 1]
@@ -67,8 +67,8 @@ class Outcome:
         return self._gaps[name]
 
     def doubt(self, name: str) -> np.ndarray:
-        """Standard deviation in m (C, T) of where a thing with ``unseen`` is: it grows while the robot does not look there, and
-        a candidate that turns to it has little left from then on."""
+        """Return the standard deviation in m (C, T) of the place of a thing with ``unseen``: it grows while the robot looks
+        elsewhere, and becomes small once a candidate turns to it."""
         thing = self.things[name]
         x, y = thing.path[:, 0] - self.poses[..., 0], thing.path[:, 1] - self.poses[..., 1]
         cos, sin = np.cos(self.poses[..., 2]), np.sin(self.poses[..., 2])
@@ -79,7 +79,7 @@ class Outcome:
         return np.hypot(np.interp(since, _UNSEEN, _DOUBT), _AHEAD * elapsed)
 
     def wall_gap(self) -> np.ndarray:
-        """Metres (C, T) to the nearest wall; infinite without walls."""
+        """Return metres (C, T) to the nearest wall; infinite without walls."""
         if not len(self.walls):
             return np.full(self.poses.shape[:2], np.inf)
         return (self.walls[:, 2] - self.poses[..., :2] @ self.walls[:, :2].T).min(-1) - ROBOT_RADIUS
@@ -87,7 +87,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Touch:
-    """Touch a thing, the sooner the better: minus the least gap in m, or 1 and the share of the time that is left."""
+    """Touch a thing, the sooner the better: minus the least gap in m or, once touched, 1 plus the share of time left."""
 
     target: str
     weight: float = 1.0
@@ -104,9 +104,9 @@ class Touch:
 
 @dataclass(frozen=True)
 class Reach:
-    """Be within REACHED m of a thing's centre, or REACHED_PLACE of a place: minus the metres that are left; once there, what
-    else the time is worth. ``place``: x and y in m in the frame of the odometry, and perhaps a yaw in rad, of which ``target``
-    is then the name; ``sight``: what is to be seen from there, where the place is to be found."""
+    """Be within REACHED m of a thing's centre, or REACHED_PLACE of a place: minus the metres left or, once there, the worth of
+    the time left. ``place``: x and y in m in the frame of the odometry, and optionally a yaw in rad; ``target`` is then its
+    name. ``sight``: what is to be seen from a place that is yet to be found."""
 
     target: str
     weight: float = 1.0
@@ -115,7 +115,7 @@ class Reach:
 
     @property
     def within(self) -> float:
-        """Metres between centres, at which it is reached."""
+        """Metres between centres at which it is reached."""
         return REACHED if self.place is None and self.sight is None else REACHED_PLACE
 
     def utility(self, outcome: Outcome) -> np.ndarray:
@@ -127,7 +127,7 @@ class Reach:
         first = np.where(there.any(1), there.argmax(1), len(outcome.times) - 1)
         elapsed = _elapsed(outcome)
         worth = np.where(there.any(1), _CRUISE * (elapsed[-1] - elapsed[first]), -left[:, -1])
-        if thing.yaw is not None:  # on the way it is as if it looked the wrong way: to arrive must never be worth less
+        if thing.yaw is not None:  # on the way count the worst yaw, so that arriving is never worth less
             off = np.abs(np.remainder(outcome.poses[:, -1, 2] - thing.yaw + np.pi, 2 * np.pi) - np.pi)
             worth = worth - _FACING * np.where(there[:, -1], off, np.pi)
         return worth
@@ -135,7 +135,7 @@ class Reach:
 
 @dataclass(frozen=True)
 class KeepDistance:
-    """Stay ``distance`` m from a thing, between centres: minus the mean deviation in m. ``place`` as of Reach."""
+    """Stay ``distance`` m from a thing, between centres: minus the mean deviation in m. ``place``: as in Reach."""
 
     target: str
     distance: float
@@ -152,11 +152,11 @@ class KeepDistance:
 
 @dataclass(frozen=True)
 class PassBehind:
-    """Cross the line along which a thing moves only behind it: -1 for an outcome that crosses ahead of it."""
+    """Cross the line along which a thing moves only behind the thing: -1 for an outcome that crosses ahead of it."""
 
     target: str
     weight: float = 1.0
-    REACH: ClassVar[float] = 3.0  # m, ahead of the thing: farther off, crossing its line is no passing
+    REACH: ClassVar[float] = 3.0  # m ahead of the thing: crossing its line farther off does not count
 
     def utility(self, outcome: Outcome) -> np.ndarray:
         if self.target not in outcome.things:
@@ -166,7 +166,7 @@ class PassBehind:
 
     @classmethod
     def crosses_ahead(cls, places: np.ndarray, path: np.ndarray, times: np.ndarray) -> np.ndarray:
-        """Whether each of the intervals between ``times`` (T,) crosses ahead of the thing: bool (C, T - 1), for robots at
+        """Return whether each interval between ``times`` (T,) crosses ahead of the thing, bool (C, T - 1), for robots at
         ``places`` (C, T, 2) and a thing along ``path`` (T, 2)."""
         steps = np.diff(path, axis=0)
         lengths = np.linalg.norm(steps, axis=1)
@@ -181,8 +181,8 @@ class PassBehind:
 
 @dataclass(frozen=True)
 class Avoid:
-    """Keep ``clearance`` m (0: do not touch) to the things of this name or colour: minus the share that is missing of a
-    margin that is 0.1 m wider, and minus 1 if the clearance is not kept."""
+    """Keep ``clearance`` m (0: do not touch) from the things of this name or colour: minus the missing share of a 0.1 m
+    margin beyond that, and minus 1 if the clearance is not kept."""
 
     what: str
     clearance: float = 0.0
@@ -199,9 +199,9 @@ class Avoid:
 
 @dataclass(frozen=True)
 class Clearance:
-    """Keep ``margin`` m to everything, walls too, but for the things that other terms want touched or reached: minus the
-    share of the margin that is missing, and minus 1 for a contact; where a thing is in doubt, what is to be expected of both at
-    the worst moment."""
+    """Keep ``margin`` m from everything, walls too, except the things in ``but``, which other terms want touched or reached:
+    minus the missing share of the margin, and minus 1 for a contact; for a thing in doubt, the expectation of both at the
+    worst moment."""
 
     margin: float = 0.1
     weight: float = 1.0
@@ -219,7 +219,7 @@ class Clearance:
 
 @dataclass(frozen=True)
 class Time:
-    """Be done soon: minus the share of the time that passes until the named thing is reached. ``place`` as of Reach."""
+    """Be done soon: minus the share of the time that passes until the target is reached. ``place``: as in Reach."""
 
     target: str
     weight: float = 0.1
@@ -237,7 +237,7 @@ class Time:
 
 @dataclass(frozen=True)
 class StayIn:
-    """Stay in a rectangle of the outcome's frame: minus the most metres outside of it."""
+    """Stay in a rectangle of the outcome's frame: minus the largest distance outside of it in m."""
 
     x_min: float
     x_max: float
@@ -255,28 +255,29 @@ Term = Touch | Reach | KeepDistance | PassBehind | Avoid | Clearance | Time | St
 
 
 def place_name(place: Sequence[float]) -> str:
-    """Return what a place is called, so that no two are called the same."""
+    """Return the name of a place, unique to it."""
     return f'({", ".join(f"{value:.3f}" for value in place)})'
 
 
 def places(terms: Sequence[Term], times: int) -> dict[str, Thing]:
-    """Return the places of terms by name, as things that stay for so many times and that nothing can touch."""
+    """Return the places of terms by name, as things that stay in place for so many times and cannot be touched."""
     return {term.target: place_thing(term.place, times) for term in terms if _has_place(term)}
 
 
 def place_thing(place: Sequence[float], times: int) -> Thing:
-    """Return a place, x and y in m and perhaps a yaw in rad, as a thing that stays for so many times and cannot be touched."""
+    """Return a place, x and y in m and optionally a yaw in rad, as a thing that stays there for so many times and cannot be
+    touched."""
     x, y, *yaw = place
     return Thing(np.tile((float(x), float(y)), (times, 1)), 0.0, '', solid=False, yaw=float(yaw[0]) if yaw else None)
 
 
 def has_places(terms: Sequence[Term]) -> bool:
-    """Whether terms are about places, for which a robot has to measure where it is."""
+    """Return whether terms are about places, for which a robot has to measure its own pose."""
     return any(map(_has_place, terms)) or bool(sights(terms))
 
 
 def sights(terms: Sequence[Term]) -> dict[str, Sight]:
-    """Return what is to be seen, by the names of the terms' targets."""
+    """Return the sights of terms, by the names of their targets."""
     return {term.target: term.sight for term in terms if isinstance(term, Reach) and term.sight}
 
 
@@ -285,8 +286,8 @@ def _has_place(term: Term) -> bool:
 
 
 def utilities(terms: Sequence[Term], outcome: Outcome) -> np.ndarray:
-    """Weight times utility of each term for each candidate, (K, C); a candidate's score is their sum. A term about something
-    that is not known counts 0 for all."""
+    """Return weight times utility of each term for each candidate, (K, C); a candidate's score is their sum. A term about
+    something unknown counts 0 for all."""
     return np.array([term.weight * term.utility(outcome) for term in terms])
 
 

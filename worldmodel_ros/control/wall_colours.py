@@ -1,6 +1,6 @@
-"""What colour each wall of a room is, as far as a robot has seen: what tells walls apart that have nothing before them.
+"""Colours of a room's walls, as far as the robot has seen them: they tell apart walls with nothing in front of them.
 
-Where a wall is in an image a forecast tells; its colour is then compared, never named: no colour is known in advance.
+A forecast tells where a wall is in an image; its colour is compared, never named: no colour is known in advance.
 """
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import numpy as np
 
 from .localisation import QUARTER
 
-SHOWN = 0.15                # share of an image's columns from which on it shows a wall, and tells how far away that is
+SHOWN = 0.15                # share of an image's columns from which on it shows a wall and how far away that is
 _SEEN = 0.05                # the same, from which on its colour is seen
 _BAND = (0.35, 0.45)        # of the height, from the top: above the floor, and below a wall's upper edge
 _KEPT = 200                 # frames of a wall
-_THING = 0.25               # m, half of a thing's width at most, and what its place is off by
+_THING = 0.25               # m, half of a thing's width at most, plus the error of its place
 _DARK = 8.0                 # of 255, added so that noise of dark pixels does not count
 
 
 def columns(walls: np.ndarray, width: int) -> np.ndarray:
-    """Return which of four walls, as in ``Seen``, each of ``width`` columns of a camera's 90 degrees shows, (width,)."""
+    """Return which of four walls, as in ``Seen``, each of ``width`` columns of a camera with 90 degrees shows, (width,)."""
     angle = math.atan2(walls[1], walls[0]) / 4.0
     towards = np.cos(_bearings(width)[:, None] - angle - np.arange(4) * QUARTER)
     return np.where(towards > 0.05, walls[2:] / np.maximum(towards, 0.05), np.inf).argmin(1)
 
 
 def uncovered(presence: np.ndarray, places: np.ndarray, width: int) -> np.ndarray:
-    """Return which of ``width`` columns have no thing before the wall, by presence (S,) and places (S, 2) as in ``Seen``."""
+    """Return which of ``width`` columns have no thing in front of the wall; presence (S,) and places (S, 2) as in ``Seen``."""
     bearings, free = _bearings(width), np.ones(width, bool)
     for x, y in places[presence > 0.5]:
         half = math.asin(min(1.0, _THING / max(math.hypot(x, y), 1e-6)))
@@ -41,7 +41,7 @@ def shown(walls: np.ndarray, width: int) -> list[int]:
 
 
 def colours(image: np.ndarray) -> np.ndarray:
-    """Return the colour of each column of an image uint8 (H, W, 3) before the horizon, whatever the light's strength, (W, 3):
+    """Return the colour (W, 3) of each column of an image uint8 (H, W, 3) just above the horizon, independent of brightness:
     logarithms, less their mean."""
     first, end = (round(share * len(image)) for share in _BAND)
     light = np.log(image[first:end].mean(0) + _DARK)
@@ -55,8 +55,8 @@ class WallColours:
         self._seen: list[deque[np.ndarray]] = [deque(maxlen=_KEPT) for _ in range(4)]
 
     def saw(self, image: np.ndarray, presence: np.ndarray, places: np.ndarray, walls: np.ndarray, turn: float) -> None:
-        """Take an image uint8 (H, W, 3) with what a forecast tells of it, presence (S,), places (S, 2) and walls (6,), from a
-        camera that is turned by ``turn``, rad, from the normal of the room's wall 0."""
+        """Take an image uint8 (H, W, 3) with its forecast, presence (S,), places (S, 2) and walls (6,), from a camera turned by
+        ``turn``, rad, from the normal of the room's wall 0."""
         angle = math.atan2(walls[1], walls[0]) / 4.0
         first = round((angle + turn) / QUARTER)
         seen, width = colours(image), image.shape[1]

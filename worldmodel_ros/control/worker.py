@@ -1,4 +1,4 @@
-"""The thread that owns a session: takes in observations, answers them, and uses the time that is left."""
+"""The thread that owns a session: takes observations, answers them, and uses the remaining time for background work."""
 from __future__ import annotations
 
 import os
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from worldmodel_ros.engine.network_calls import StepTimes
     from worldmodel_ros.engine.session import Session
 
-_ARRIVALS = 4     # of the newest observations, which tell how fast the camera is
-_CLEARLY = 1.2    # periods between observations; what is less is jitter
-_MARGIN = 0.002  # s, before the next observation is expected, for its early arrival
-_POLL = 0.0005  # s, after which a device is asked again whether it has done what was asked of it
-_STARVED = 1.0  # s without images, after which they need not fit before the next observation any more; of a question likewise
-_JOB_EXCESS = 2.0  # times the median, which a job is given; not the high quantile, which one interruption may decide
+_ARRIVALS = 4     # newest observations, from which the camera's rate is estimated
+_CLEARLY = 1.2    # periods between observations; less is jitter
+_MARGIN = 0.002  # s before the next observation is expected, in case it arrives early
+_POLL = 0.0005  # s between checks whether the device has finished
+_STARVED = 1.0  # s without images, after which they need not fit before the next observation; likewise for a question
+_JOB_EXCESS = 2.0  # time allowed for a job, in medians; not the high quantile, which a single interruption may set
 
 Job = Callable[['Session'], Any]
 _NICENESS = -10
@@ -41,10 +41,10 @@ _NICENESS = -10
 
 class Worker:
     """
-    One observation waits at most, the newest. The public methods may be called from any thread.
+    At most one observation waits, the newest. The public methods are thread-safe.
 
-    ``executed(start, end)`` returns the mean action, float32 (A,), that was executed between two stamps [ns];
-    ``start`` is None for the first observation of an episode.
+    ``executed(start, end)`` returns the mean action, float32 (A,), executed between two stamps [ns]; ``start`` is None
+    for the first observation of an episode.
     """
 
     def __init__(self, engine: Engine, executed: Callable[[int | None, int], np.ndarray],
@@ -59,7 +59,7 @@ class Worker:
         self._arrivals: deque[float] = deque(maxlen=_ARRIVALS)  # steady times in s
         self._expected: float | None = None  # when the next observation comes, steady time in s
         self._episode: int | None = None
-        self._starts_over = False  # the session is to begin again, though the episode goes on
+        self._starts_over = False  # the session must start over although the episode continues
         self._committed: int | None = None  # stamp of the session's newest observation, ns
 
     @property
@@ -74,7 +74,7 @@ class Worker:
 
     @property
     def degraded_reason(self) -> str:
-        """Why another engine drives than was wanted; there is no other one here."""
+        """Why a different engine than the requested one is in use; always empty here."""
         return ''
 
     def start(self) -> None:
@@ -84,9 +84,7 @@ class Worker:
                            backend.urgent if backend.asynchronous else nullcontext)
 
     def stop(self) -> None:
-        """
-        End the thread after the network call in progress; what was asked and is not answered is given up.
-        """
+        """End the thread after the network call in progress; unanswered requests are given up."""
         with self._thread.wake:
             self._slot = None
         self._thread.stop()
@@ -94,7 +92,7 @@ class Worker:
         self._background.cancel()
 
     def submit(self, observation: Observation) -> bool:
-        """Hand over an observation; return whether one that had not been begun was dropped for it."""
+        """Hand over an observation; return whether one that was still waiting was dropped for it."""
         self._responder.open(observation)
         with self._thread.wake:
             dropped, self._slot = self._slot is not None, observation
@@ -104,31 +102,31 @@ class Worker:
         return dropped
 
     def _interval(self) -> float:
-        """Return after how long the next observation is expected [s]; a camera slower than the model leaves spare time."""
+        """Return the expected time until the next observation [s]; a camera slower than the model leaves spare time."""
         period = self._engine.spec.step_period
         least = min((later - earlier for earlier, later in pairwise(self._arrivals)), default=0.0)
         return least if least > _CLEARLY * period else period
 
     def forget(self) -> None:
-        """Begin again with the next observation: what came before it was seen by another engine."""
+        """Start over with the next observation: those before it were seen by another engine."""
         with self._thread.wake:
             self._starts_over = True
 
     def ask(self, question: Question) -> Promise:
-        """Ask a what-if question; the promise holds an Answer, or raises QuestionError, or what the model failed with."""
+        """Ask a what-if question; the future holds an Answer, or raises QuestionError or the model's error."""
         return self._hand_in(self._background.ask, question)
 
     def save(self, folder: SessionFolder, name: str, patience: float = PATIENCE) -> str:
         """
-        Write the session to a file, in the calling thread; return what it took, in words. ``patience``: for each part
-        of the engine's thread [s].
+        Write the session to a file, in the calling thread; return what it took, in words. ``patience``: how long to
+        wait for each part done by the engine's thread [s].
 
-        Raises SessionFileError, and CancelledError where the worker is stopped.
+        Raises SessionFileError, and CancelledError if the worker is stopped.
         """
         return Transfer(self._engine, self._call, patience).save(folder, name)
 
     def load(self, folder: SessionFolder, name: str, patience: float = PATIENCE) -> str:
-        """Replace the session by one from a file; as ``save``. Where it raises, nothing was changed."""
+        """Replace the session by one from a file; otherwise as ``save``. If it raises, nothing was changed."""
         def adopt(restore: Callable[[Session], None]) -> Promise:
             def and_forget_plan(session: Session) -> None:
                 restore(session)
@@ -137,7 +135,7 @@ class Worker:
         return Transfer(self._engine, self._call, patience).load(folder, name, adopt)
 
     def step(self) -> float | None:
-        """Do the most urgent piece of work; return how long there is none [s], None for until woken."""
+        """Do the most urgent piece of work; return how long there is none [s], None for until woken up."""
         with self._thread.wake:
             observation, self._slot = self._slot, None
         self._background.expire(self._committed)
@@ -160,8 +158,8 @@ class Worker:
         if decision is None or self._slot is not None:
             return
         start = self._clock()
-        # Below the one-step tier the command leaves before its future is imagined, which is shown when it is ready.
-        # Measured it must be in any case: the tier could not be found fast enough again otherwise.
+        # Below the one-step tier the command leaves before its future is imagined and shown. The future is imagined all
+        # the same: without measuring it, the tier could never be found fast enough again.
         tier = decision.tier if decision.tier in STEPS else Tier.ONE_STEP
         ahead = self._look_ahead(observation.goal, STEPS[tier])
         plan = require_finite(ahead.plan(), 'the plan')
@@ -182,7 +180,7 @@ class Worker:
             'total': imagined - observation.received, 'predicted': decision.finish - observation.received}))
 
     def _begin(self, observation: Observation) -> None:
-        """Let the session begin again where the episode does, or where it was told to."""
+        """Start the session over for a new episode, or if told to."""
         with self._thread.wake:
             again, self._starts_over = self._starts_over or observation.episode != self._episode, False
         if again:
@@ -195,7 +193,7 @@ class Worker:
         self._session.reset()
 
     def _look_ahead(self, goal: str, steps: int) -> LookAhead:
-        """What is planned, and imagined of it; without a goal, of standing still."""
+        """Return a plan and its imagined future; without a goal, of standing still."""
         if goal:
             return self._session.look_ahead(goal, steps)
         spec = self._engine.spec
@@ -205,16 +203,16 @@ class Worker:
     def _has_no_time_to_imagine(self, decision: Decision) -> bool:
         if self._slot is not None:
             return not self._background.starved
-        # The command is out. Where images still wait from the tick before, the time that is left is theirs: a host on
-        # which it does not suffice for both shows every other future, and not none.
+        # The command is out. If images of the previous tick still wait, they get the remaining time: a host that is too
+        # slow for both then shows every other future instead of none.
         return decision.tier in (Tier.PLAN_ONLY, Tier.LAST_PLAN) and self._background.undecoded
 
     def _fail(self, observation: Observation, error: Exception) -> None:
         reason = _reason(error)
         self._responder.fault(observation, reason)
-        restarted = not isinstance(error, RankFailure)  # which its session outlives
+        restarted = not isinstance(error, RankFailure)  # the session survives a failed rank
         if restarted:
-            # Not a reset: whatever is broken in the old session is to be gone.
+            # Not a reset, which could keep whatever is broken in the old session.
             self._session = self._engine.open_session()
             self._episode = self._committed = None
         self._listener.failed(reason, error, restarted)
@@ -241,11 +239,11 @@ class BackgroundWork:
     """
     Work that can wait, most urgent first: images, sessions, questions.
 
-    A piece of it is begun only if, by the high quantile of what such pieces took, it is over when the next observation
-    comes; what never fits is never done, but for one prediction's images a second, since people and recordings are blind
-    without. Of a question one unit a second is begun where only the median fits: on a busy machine the high quantile may never.
-    Where the device answers questions next to ticks, these need not fit. ``expire`` is to be called between any
-    two pieces of work, ticks too: a question's time passes also where there is none to spare.
+    A piece is started only if, by the high quantile of measured times, it ends before the next observation comes. What
+    never fits is never done, except one prediction's images per second, without which people and recordings see nothing.
+    One unit of a question per second is started if only the median fits: on a busy machine the high quantile may never fit.
+    If the device answers questions concurrently with ticks, they need not fit. Call ``expire`` between any two pieces of
+    work, ticks too: questions expire even when no time is left for them.
 
     Jobs and questions may be handed in from any thread; everything else belongs to the thread that owns the session.
     """
@@ -254,35 +252,35 @@ class BackgroundWork:
                  clock: Callable[[], float] = time.monotonic) -> None:
         self._step_times, self._period, self._listener, self._clock = step_times, step_period, listener, clock
         self._undecoded: Prediction | None = None
-        self._decoded_at = clock()  # s, when the last images were
+        self._decoded_at = clock()  # s, when the last images were decoded
         self._jobs: deque[tuple[Job, Promise]] = deque()
         self._questions: deque[tuple[Question, Promise]] = deque()
-        self._asking = threading.Lock()  # held by who adds a question or looks through them
+        self._asking = threading.Lock()  # held while adding a question or iterating over them
         self._inquiry: tuple[Inquiry, Promise] | None = None
-        self._inquired_at = clock()  # s, when a question's newest unit was begun, or the first question came
+        self._inquired_at = clock()  # s, when a question's newest unit was started, or the first question came
 
     @property
     def undecoded(self) -> bool:
-        """Whether images wait to be decoded."""
+        """Whether images are waiting to be decoded."""
         return self._undecoded is not None
 
     @property
     def starved(self) -> bool:
-        """Whether it is so long since the last images that the next ones go first."""
+        """Whether the last images are so long ago that the next ones take precedence."""
         return self._clock() - self._decoded_at > _STARVED
 
     def show(self, prediction: Prediction | None) -> None:
-        """Take the newest prediction to be decoded, in place of an older one; None: forget that."""
+        """Set the newest prediction to be decoded, replacing an older one; None drops that."""
         self._undecoded = prediction
 
     def call(self, job: Job) -> Promise:
-        """Have ``job`` called with the session; the promise holds its result."""
+        """Schedule ``job`` to be called with the session; the future holds its result."""
         promise: Promise = Promise()
         self._jobs.append((job, promise))
         return promise
 
     def ask(self, question: Question) -> Promise:
-        """Ask a question; the promise holds a what_if.Answer."""
+        """Ask a question; the future holds a ``what_if.Answer``."""
         promise: Promise = Promise()
         with self._asking:
             if not self._questions and not self._inquiry:
@@ -291,7 +289,7 @@ class BackgroundWork:
         return promise
 
     def cancel(self) -> None:
-        """Give up everything; the promises are cancelled."""
+        """Give up everything; pending futures are cancelled."""
         self._undecoded = None
         for promise in [promise for _, promise in (*self._jobs, *self._questions)]:
             promise.cancel()
@@ -302,7 +300,7 @@ class BackgroundWork:
             self._inquiry = None
 
     def expire(self, observed: int | None) -> None:
-        """Answer the questions whose time is over, with what there is; ``observed`` as for ``step``."""
+        """Answer the questions that are due, with what there is; ``observed`` as for ``step``."""
         now = self._clock()
         if self._inquiry and now >= self._inquiry[0].question.due:
             inquiry, promise = self._inquiry
@@ -317,8 +315,7 @@ class BackgroundWork:
 
     def step(self, session: Session, observed: int | None, expected: float | None) -> float | None:
         """
-        Do one piece of work; return how long there is none to be done [s], 0.0 for not known, None for until
-        more comes.
+        Do one piece of work; return how long there is none to do [s], 0.0 if not known, None for until more comes.
 
         ``observed``: stamp of the session's newest observation [ns]. ``expected``: when the next one comes
         (steady, s).
@@ -341,12 +338,12 @@ class BackgroundWork:
         return 0.0
 
     def _unit_time(self) -> float:
-        """Return how long a unit of a question is given [s]."""
+        """Return the time allowed for a unit of a question [s]."""
         starved = self._clock() - self._inquired_at > _STARVED
         return self._step_times.typical_unit() if starved else self._step_times.unit()
 
     def _inquire(self, session: Session, observed: int | None) -> None:
-        """Begin the next question, or do one unit of the one in progress."""
+        """Start the next question, or do one unit of the one in progress."""
         if self._inquiry is None:
             question, promise = self._questions.popleft()
             if not promise.set_running_or_notify_cancel():
@@ -377,9 +374,9 @@ class BackgroundWork:
         self._listener.predicted(prediction)
 
     def fits(self, duration: float, expected: float | None) -> bool:
-        """Whether work of so many s is over before the next observation, which is ``expected`` then (steady, s)."""
+        """Return whether work of ``duration`` s ends before the next observation, ``expected`` at that time (steady, s)."""
         now = self._clock()
-        # An observation that is late by a whole period is not being waited for.
+        # Do not wait for an observation that is late by a whole period.
         return expected is None or now + duration + _MARGIN <= expected or now > expected + self._period
 
     def _patience(self, expected: float | None) -> float | None:
@@ -393,7 +390,7 @@ class BackgroundWork:
 
 
 def _fulfil(promise: Promise, function: Callable[[], Any]) -> bool:
-    """Whether the function was called at all."""
+    """Return whether the function was called at all."""
     if not promise.set_running_or_notify_cancel():
         return False
     try:
@@ -405,9 +402,9 @@ def _fulfil(promise: Promise, function: Callable[[], Any]) -> bool:
 
 class WorkThread:
     """
-    Does one step after another, most urgent first. ``wake`` is to be held where something is handed in.
+    A thread that does one step after another. Hold ``wake`` while handing something in.
 
-    It holds none of what it runs: what has stopped it can be released at once, with the memory that it has on a device.
+    It keeps no reference to what it runs, so that its owner and the owner's device memory can be freed once it is stopped.
     """
 
     def __init__(self, name: str) -> None:
@@ -421,10 +418,10 @@ class WorkThread:
     def start(self, step: Callable[[], float | None], failed: Callable[[Exception], None],
               surroundings: Callable[[], AbstractContextManager] = nullcontext) -> None:
         """
-        Start the thread, which enters ``surroundings``, and then calls ``step`` until it is stopped.
+        Start the thread, which enters ``surroundings`` and then calls ``step`` until it is stopped.
 
-        A step returns how long there is nothing to do [s], None for until more comes. What it raises is told to
-        ``failed``, and the thread goes on. Returns when ``surroundings`` is entered, and raises what that raises.
+        A step returns how long there is nothing to do [s], None for until more comes. What it raises is passed to
+        ``failed``, and the thread continues. Returns once ``surroundings`` is entered, and raises what that raises.
         """
         entered: Promise = Promise()
         self.running = True
@@ -443,15 +440,15 @@ class WorkThread:
         self._thread = None
 
     def stir(self) -> None:
-        """Something was handed in. To be called with ``wake`` held."""
+        """Signal that something was handed in. Call with ``wake`` held."""
         self._news = True
         self.wake.notify()
 
     def urgent(self, urgent: bool) -> None:
         """
-        What comes next in this step is urgent, or can wait: under SCHED_FIFO, where the thread is, or not.
+        Run the rest of this step under SCHED_FIFO if urgent (and the thread started under it), else in the ordinary class.
 
-        To be called in the thread. The next step begins urgent again.
+        Call it in the thread. The next step starts urgent again.
         """
         if self._urgency:
             self._urgency.urgent = urgent
@@ -467,13 +464,13 @@ class WorkThread:
             self._urgency = Urgency()
             entered.set_result(None)
             while self.running:
-                self._news = False  # before the look: what comes during it calls for another
+                self._news = False  # before the step: what comes during it needs another step
                 try:
                     patience = step()
-                except Exception as error:  # whatever it is, the robots need their next answers
+                except Exception as error:  # keep going: the robots need their next answers
                     failed(error)
                     patience = 0.0
-                self.urgent(True)  # to be woken at once
+                self.urgent(True)  # to wake up without delay
                 with self.wake:
                     if self.running and not self._news and patience != 0.0:
                         self.wake.wait(patience)
@@ -481,11 +478,11 @@ class WorkThread:
 
 class Urgency:
     """
-    Has the calling thread run under SCHED_FIFO, if it did so when this was made, only while its work is ``urgent``.
+    Keeps the calling thread under SCHED_FIFO, if it was when this was created, only while its work is ``urgent``.
 
     Linux gives real-time threads 95 % of a processor (sched(7), ``sched_rt_runtime_us``) and then stops all of them there
-    for up to 50 ms, however urgent: a thread that fills a processor with work that can wait would have the watchdogs
-    throttled with it. Such work runs in the ordinary class, with a niceness that other programs do not have.
+    for up to 50 ms, however urgent: a thread that fills a processor with work that can wait would get the watchdogs
+    throttled as well. Such work runs in the ordinary class, with a niceness that other programs do not have.
     """
 
     def __init__(self) -> None:
@@ -510,7 +507,7 @@ class Urgency:
 
 
 def uncancellable_future() -> Promise:
-    """Return a future whose work has begun, as it were: who does not want its result may forget it."""
+    """Return a future already marked as running, which cannot be cancelled; a caller may simply ignore its result."""
     promise: Promise = Promise()
     promise.set_running_or_notify_cancel()
     return promise
