@@ -1,4 +1,4 @@
-"""Decides which commands of a model reach the robot, and what the robot gets when none does."""
+"""Decides which of a model's commands reach the robot, and what the robot gets if none does."""
 
 import enum
 import math
@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from worldmodel_ros.safety.motion import Motion, Row
 
-# Of a chunk. As a trajectory of 7 joints so many take the gate 1.3 ms, in the thread that its watchdog has too.
+# Of a chunk. For a trajectory of 7 joints so many rows take 1.3 ms in the gate, in the thread of its watchdog.
 MAX_ROWS = 256
-_RETIRED = 16  # episodes that are remembered: more than one robot's models begin while one command is fresh
+_RETIRED = 16  # episodes remembered: more than one robot's models start while one command is fresh
 _SHORT = reprlib.Repr()
 _SHORT.maxlist = _SHORT.maxtuple = 16  # joints, of names that a refusal quotes
 
@@ -22,9 +22,9 @@ class Chunk:
     """
     A sequence of actions that answers one observation.
 
-    ``stamp`` is that of the observation (ns, ROS time). ``episode_id`` is an identity without an order; ``sequence``
-    counts within it. ``values`` holds rows of len(names) actions, row-major; the first row is for now, the next
-    for ``step_period`` seconds later. ``stop`` makes it a request to stop, of which nothing else is read.
+    ``stamp`` is that of the observation (ns, ROS time). ``episode_id`` is an unordered identity; ``sequence`` counts
+    within it. ``values`` holds rows of len(names) actions, row-major; the first row is for now, the next for
+    ``step_period`` seconds later. ``stop`` makes it a request to stop; all else is then ignored.
     """
 
     stamp: int
@@ -36,7 +36,7 @@ class Chunk:
     stop: bool = False
 
     def rows(self, count: int | None = None) -> tuple[tuple[float, ...], ...]:
-        """Return the first ``count`` rows (all, if None). The chunk must be sound."""
+        """Return the first ``count`` rows (None: all). The chunk must be sound."""
         width = len(self.names)
         rows = len(self.values) // width if count is None else count
         return tuple(tuple(self.values[k * width:(k + 1) * width]) for k in range(rows))
@@ -52,7 +52,7 @@ class Fault(enum.Enum):
 
 
 class Refusal(NamedTuple):
-    """Why a chunk is refused; ``text`` names what, and what is allowed."""
+    """Why a chunk is refused; ``text`` says what is wrong and what is allowed."""
 
     fault: Fault
     text: str
@@ -60,9 +60,9 @@ class Refusal(NamedTuple):
 
 def unsound(chunk: Chunk, names: Sequence[str], step_periods: tuple[float, float]) -> Refusal | None:
     """
-    Return why the chunk cannot be carried out by an interface with the axes ``names``, or None.
+    Return why an interface with the axes ``names`` cannot carry out the chunk, or None.
 
-    ``step_periods``: the shortest and the longest that are admitted [s].
+    ``step_periods``: the shortest and the longest allowed [s].
     """
     if len(chunk.names) != len(names) or list(chunk.names) != list(names):
         return Refusal(Fault.SHAPE, f'names are {_SHORT.repr(chunk.names)}, expected {list(names)}')
@@ -78,7 +78,7 @@ def unsound(chunk: Chunk, names: Sequence[str], step_periods: tuple[float, float
         return Refusal(
             Fault.INVALID, f'header.stamp is {chunk.stamp * 1e-9:g} s; it must be the stamp of the observation answered')
     shortest, longest = step_periods
-    # Written so that a NaN, for which every comparison is false, is refused too.
+    # Written so that a NaN, for which every comparison is false, is also refused.
     if not shortest <= chunk.step_period <= longest:
         return Refusal(
             Fault.INVALID, f'step_period is {chunk.step_period:g} s, {shortest:g} to {longest:g} s are admitted: send '
@@ -92,13 +92,13 @@ def unsound(chunk: Chunk, names: Sequence[str], step_periods: tuple[float, float
 
 class Order:
     """
-    Lets every chunk through at most once, none after a newer one, and one episode at a time.
+    Lets each chunk through at most once, none after a newer one, and one episode at a time.
 
     Within an episode, sequence numbers rise and observation stamps do not fall. Another episode takes over with
-    its first accepted chunk, and retires the one before. No number of a chunk is trusted for longer than
-    ``memory`` s (steady clock) after the last one was accepted: what is older than that, its age keeps out, and
-    a publisher that claims the last sequence number of all, or the episode of another, blocks no other beyond it. ``memory``
-    must be at least the age at which commands are refused.
+    its first accepted chunk, and retires the one before. The order is remembered for no longer than ``memory`` s
+    (steady clock) after the last accepted chunk: older chunks are refused for their age, and a publisher that claims
+    the highest sequence number, or another's episode, cannot block others for longer. ``memory`` must be at least the
+    age at which commands are refused.
     """
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class Order:
         self._retired: deque[int] = deque(maxlen=_RETIRED)
 
     def refuse(self, chunk: Chunk, now: float, memory: float) -> Refusal | None:
-        """Return why the chunk comes too late in the order, or None."""
+        """Return why the chunk is out of order, or None."""
         last = self._last
         if last is None or now - self._accepted_at >= memory:
             return None
@@ -126,7 +126,7 @@ class Order:
         return None
 
     def accept(self, chunk: Chunk, now: float) -> None:
-        """Take the chunk as the newest."""
+        """Record the chunk as the newest."""
         last = self._last
         if last is not None and last.episode_id != chunk.episode_id:
             self._retired.append(last.episode_id)
@@ -135,7 +135,7 @@ class Order:
         self._last, self._accepted_at = chunk, now
 
     def is_current(self, episode_id: int) -> bool:
-        """Tell whether the episode is the one of the last accepted chunk, or none was accepted yet."""
+        """Return whether the episode is that of the last accepted chunk, or none was accepted yet."""
         return self._last is None or self._last.episode_id == episode_id
 
 
@@ -157,12 +157,12 @@ class Policy:
     The gate's settings. Times in seconds.
 
     A command passes while its observation is at most ``deadline`` - ``delivery_reserve`` old; the reserve is for
-    the way to the robot, which must have the command by the deadline. ``future_tolerance`` admits clocks that
-    differ a little. ``command_timeout`` after the last command passed, the gate acts by ``on_timeout``: 'hold'
+    delivery to the robot, which must have the command by the deadline. ``future_tolerance`` allows for clocks that
+    differ slightly. ``command_timeout`` after the last command passed, the gate acts by ``on_timeout``: 'hold'
     leaves the last command in force for ``hold`` more and then slows, 'slow' brakes within the acceleration
-    limits, 'stop' sends zero at once. A stop is repeated for ``stop_repeat``. After a stop for a fault, driving
+    limits, 'stop' sends zero at once. A stop is repeated for ``stop_repeat``. After a stop for a fault, motion
     resumes with the ``resume_after``th good command in a row, or only after a reset if that is 0. A chunk's step
-    period is admitted from ``step_period_min`` to ``step_period_max``.
+    period must be between ``step_period_min`` and ``step_period_max``.
     """
 
     deadline: float = 0.05
@@ -194,7 +194,7 @@ class Policy:
 
     @property
     def memory(self) -> float:
-        """How long the order of commands is remembered [s]: what is older is late, and the robot is stopped."""
+        """How long the order of commands is remembered [s]: anything older is late, and the robot is stopped."""
         return max(self.command_timeout, self.deadline + self.future_tolerance)
 
 
@@ -208,7 +208,7 @@ class Command(NamedTuple):
 
 @dataclass
 class Counts:
-    """Since the start. ``passed`` includes ``limited``; ``stops`` counts the entries into STOPPED."""
+    """Counts since the start. ``passed`` includes ``limited``; ``stops`` counts the entries into STOPPED."""
 
     passed: int = 0
     limited: int = 0
@@ -221,11 +221,11 @@ class Counts:
 
 class Gate:
     """
-    The state machine. ``now`` is always the steady clock in s; ROS time, ``ros_now`` in ns, is there to tell the age of
-    an observation only. Both are the gate's own: no field of a chunk is trusted.
+    The gate's state machine. ``now`` is always the steady clock in s; ROS time, ``ros_now`` in ns, only serves to tell
+    the age of an observation. Both are the gate's own: no field of a chunk is trusted.
 
-    ``on_chunk`` and ``on_tick`` return what to send to the robot, or None. ``on_tick`` must be called every few
-    milliseconds, whatever else happens: it is the watchdog. Not thread-safe.
+    ``on_chunk`` and ``on_tick`` return what to send to the robot, or None. ``on_tick`` is the watchdog and must be
+    called every few milliseconds, whatever else happens. Not thread-safe.
     """
 
     def __init__(self, names: tuple[str, ...], motion: Motion, policy: Policy | None = None) -> None:
@@ -248,7 +248,7 @@ class Gate:
         self._told_to_stop: int | None = None  # ns, ROS time
 
     def on_chunk(self, chunk: Chunk, ros_now: int, now: float) -> Command | None:
-        """Judge a chunk that has come now; return the command to send, if any. A stop is obeyed, whatever else it says."""
+        """Judge a chunk that has arrived now; return the command to send, if any. A stop is obeyed whatever else it says."""
         if chunk.stop:
             self._good, self._told_to_stop = 0, ros_now
             return self._asked_to_stop(chunk, now)
@@ -263,24 +263,23 @@ class Gate:
 
     def refuse(self, refusal: Refusal, *, own: bool = False) -> None:
         """
-        Count a refusal. ``own``: of the model that drives, whose next command is then the first in a row again.
+        Count a refusal. ``own``: of the model in control; its good commands are then counted from zero again.
 
-        What others send does not keep a stopped robot from going on.
+        Refused chunks of other publishers do not keep a stopped robot from resuming.
         """
         name = refusal.fault.value
         setattr(self.counts, name, getattr(self.counts, name) + 1)
         if own:
             self._good = 0
         self.last_refusal = refusal
-        # The first refusal after a good command is the cause of the time-out that may follow.
+        # The first refusal after a good command is the cause of a time-out that may follow.
         self._cause = self._cause or refusal
 
     def on_tick(self, now: float, ahead: float = 0.0) -> Command | None:
         """
-        Watch the time; return the command to send now, if any.
+        Check the time-outs; return the command to send now, if any.
 
-        ``ahead`` [s]: how long it may be until this is called again, where that is longer than usual. What would be due
-        by then is done now.
+        ``ahead`` [s]: how long it may be until the next call, if longer than usual. A time-out due by then is acted on now.
         """
         elapsed, self._ticked_at = now - self._ticked_at, now
         policy = self.policy
@@ -293,9 +292,8 @@ class Gate:
             if policy.on_timeout == 'stop':
                 return self._halt(now)
             self._enter(State.HOLDING if policy.on_timeout == 'hold' else State.SLOWING, now)
-        # Nothing is sent while holding: velocity and position interfaces keep their last command by
-        # themselves, and repeating it would keep the time-out of the robot's own controller, the last guard,
-        # from counting.
+        # Nothing is sent while holding: velocity and position interfaces keep their last command by themselves,
+        # and repeating it would keep resetting the time-out of the robot's own controller, the last safeguard.
         if self.state is State.HOLDING and now - self._entered_at >= policy.hold:
             self._enter(State.SLOWING, now)
         if self.state is State.SLOWING:
@@ -303,7 +301,7 @@ class Gate:
                 self._enter(State.STOPPED, now)
             return self._in_force()
         if self.repeats_stop(now):
-            # A trajectory needs no repetition: it was delivered reliably, and each copy would start it again.
+            # A trajectory is not repeated: it was delivered reliably, and each copy would restart it.
             return None if self.motion.whole_chunk else self._in_force()
         if self.state is State.STOPPED:
             self.motion.forget()
@@ -311,16 +309,16 @@ class Gate:
 
     def repeats_stop(self, now: float) -> bool:
         """
-        Tell whether the gate is standing in the way with its stop.
+        Return whether the gate is still repeating its stop.
 
-        A stop is repeated, in case the robot missed it, but not for ever: a person with a joystick must be
-        able to drive the robot away, and the robot's own time-out holds it where no one does.
+        A stop is repeated in case the robot missed it, but not for ever: a person with a joystick must be able to
+        drive the robot away, and the robot's own time-out holds it otherwise.
         """
         recent = now - self._entered_at <= self.policy.stop_repeat
         return self._faulted and self.state is State.STOPPED and recent
 
     def halt(self, reason: str, now: float) -> Command | None:
-        """Stop at once, whatever the policy; return the command, or None where the gate moves nothing."""
+        """Stop at once, whatever the policy; return the command, or None if the gate moves nothing."""
         if self.state is State.STOPPED and not self.repeats_stop(now):
             return None
         self._fault(reason)
@@ -328,10 +326,9 @@ class Gate:
 
     def reset(self) -> None:
         """
-        Clear the latched reason and the memory of episodes, and let the next good command pass without a
-        debounce.
+        Clear the latched reason and the memory of episodes, and let the next good command pass without debouncing.
 
-        Stale commands stay out by their age. Braking that has begun is carried to its end.
+        Stale commands are still refused for their age. Braking in progress is completed.
         """
         self.first_reason = ''
         self._order = Order()
@@ -360,8 +357,8 @@ class Gate:
             return Refusal(
                 Fault.INVALID, f'clock mismatch: the observation is {-age:.3f} s in the future; synchronise '
                 'the clocks of the camera and this machine, and give all nodes the same use_sim_time')
-        # ROS time may stand still, the steady clock does not: an observation is at least as old as it, or a later one,
-        # is known here. Unless ROS time was set back since then.
+        # ROS time may stand still, the steady clock does not: an observation is at least as old as the time since it,
+        # or a later one, was first heard of here. Unless ROS time was set back since then.
         heard = self._heard
         if heard is None or chunk.stamp > heard[0] or (heard[0] - ros_now) * 1e-9 > policy.future_tolerance:
             heard = self._heard = (chunk.stamp, now)
@@ -374,10 +371,9 @@ class Gate:
 
     def _overtaken(self, chunk: Chunk, ros_now: int) -> Refusal | None:
         """
-        Refuse what was observed before the last stop was asked for, and arrives after it.
+        Refuse a chunk that was observed before the last requested stop and arrives after it.
 
-        By the time the stop arrived, not by what it says: so a stop holds back what was sent before it, and nothing
-        that comes later.
+        The stop's arrival time counts, not its stamp: so a stop blocks what was sent before it, and nothing later.
         """
         stop = self._told_to_stop
         if stop is None or not chunk.stamp <= stop <= ros_now:  # ROS time may have been set back since

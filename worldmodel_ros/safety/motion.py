@@ -1,4 +1,4 @@
-"""What is in force at the robot, within its limits, and how it is brought to rest, by the kind of command interface."""
+"""The command in force at the robot, its limits, and how the robot is brought to rest, by kind of command interface."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 Row = tuple[float, ...]
-# s, the control period: after a longer pause, a command changes no more than within this time.
+# s, the control period: after a longer pause, a command changes by no more than it may within this time.
 INTERVAL = 0.1
-FEW = 100  # silences that are remembered between two reports
-_ASTRAY = 2.0  # intervals at full rate, that a joint may be from where the commands have brought it
+FEW = 100  # silences remembered between two reports
+_ASTRAY = 2.0  # intervals at full rate: how far a joint may be from where the commands have brought it
 
 
 @dataclass(frozen=True)
 class Limits:
     """
-    Closed intervals [low, high] for every axis, and how fast each may change.
+    Closed intervals [low, high] for every axis, and how fast each axis may change.
 
     ``rate`` is per second: m/s^2 for a speed in m/s, rad/s for a joint position in rad. ``math.inf`` leaves an
     axis free.
@@ -31,7 +31,7 @@ class Limits:
                 f'limits need one low, high and rate for each axis, got {len(self.low)}, {len(self.high)} '
                 f'and {len(self.rate)}')
         for axis, (low, high, rate) in enumerate(zip(self.low, self.high, self.rate)):
-            # Written so that a NaN, for which every comparison is false, is refused too.
+            # Written so that a NaN, for which every comparison is false, is also refused.
             if not low <= high:
                 raise ValueError(f'axis {axis}: the low limit {low} must not be above the high limit {high}')
             if not rate > 0.0:
@@ -44,9 +44,8 @@ class Limits:
         Return the admissible command nearest to ``target``, and whether it differs from ``target``.
 
         ``previous`` is the command in force for the last ``dt`` seconds; None lifts the rate limit. The bounds
-        hold always; the rate holds as long as ``previous`` is within the bounds (it is not after the bounds
-        were tightened, and then returning into them goes first). Raises ValueError where ``target`` or ``dt`` is
-        not finite.
+        always hold; the rate holds as long as ``previous`` is within the bounds (if they were tightened since,
+        returning into them takes precedence). Raises ValueError if ``target`` or ``dt`` is not finite.
         """
         if not (math.isfinite(dt) and all(map(math.isfinite, target))):
             raise ValueError(f'only finite commands can be limited, got {tuple(target)} with dt {dt}')
@@ -80,19 +79,19 @@ class TwistLimits:
             raise ValueError(f'a_max and alpha_max must be above 0, got {self.a_max} and {self.alpha_max}')
 
     def axes(self) -> Limits:
-        """Return the same limits for the axes (linear.x, angular.z)."""
+        """Return the same limits as ``Limits`` of the axes (linear.x, angular.z)."""
         return Limits((self.v_min, -self.w_max), (self.v_max, self.w_max), (self.a_max, self.alpha_max))
 
 
 class LimitedTwist(NamedTuple):
-    """An admissible (v, w) in m/s and rad/s, and whether it differs from what was asked for."""
+    """An admissible (v, w) in m/s and rad/s, and whether it differs from the requested one."""
 
     twist: tuple[float, float]
     limited: bool
 
 
 class TwistLimiter:
-    """Clamps (v, w) to speed limits, and its change to acceleration limits."""
+    """Clamps (v, w) to speed limits, and its changes to acceleration limits."""
 
     def __init__(self, limits: TwistLimits) -> None:
         self._axes = limits.axes()
@@ -114,9 +113,9 @@ class TwistLimiter:
 
 class MeasuredPositions:
     """
-    The positions of the joints ``names`` [rad or m], each known for ``timeout`` s (steady clock) after it was heard.
+    Positions of the joints ``names`` [rad or m], each valid for ``timeout`` s (steady clock) after it was received.
 
-    Joints that others have on the same topic are passed over, and one robot's may come in several messages.
+    Other joints on the same topic are ignored, and those of one robot may come in several messages.
     """
 
     def __init__(self, names: Sequence[str], timeout: float = 0.2) -> None:
@@ -138,7 +137,7 @@ class MeasuredPositions:
         return ''
 
     def unknown(self, now: float) -> str:
-        """Return which joint's position is not known, since when, and the remedy; '' if all are known."""
+        """Return which joint's position is unknown, since when, and the remedy; '' if all are known."""
         for name in self.names:
             _, heard_at = self._heard.get(name, (0.0, -math.inf))
             if not now - heard_at <= self.timeout:
@@ -149,7 +148,7 @@ class MeasuredPositions:
         return ''
 
     def row(self, now: float) -> Row:
-        """Return the positions in the order of ``names``. Raises ValueError where one is not known."""
+        """Return the positions in the order of ``names``. Raises ValueError if one is unknown."""
         if reason := self.unknown(now):
             raise ValueError(reason)
         return tuple(self._heard[name][0] for name in self.names)
@@ -159,9 +158,9 @@ class Motion(Protocol):
     """
     The command in force. Times are in seconds on the steady clock, the gate's own.
 
-    ``row`` is the last command, or None while it is not known. ``whole_chunk`` tells whether all rows of a chunk
-    are sent at once, to be followed in time, or only the first. The rates of ``limits`` count the time since the last
-    command, but no more than ``interval``.
+    ``row`` is the last command, or None while it is unknown. ``whole_chunk`` tells whether all rows of a chunk are
+    sent at once, to be followed over time, or only the first. The rates of ``limits`` apply to the time since the last
+    command, but to no more than ``interval``.
     """
 
     whole_chunk: bool
@@ -176,13 +175,13 @@ class Motion(Protocol):
         """Put ``rows`` in force as far as the limits allow; return what to send, and whether it was limited."""
 
     def brake(self, now: float, elapsed: float) -> bool:
-        """Move ``row`` towards rest by what the limits allow in ``elapsed`` s; return whether it is at rest."""
+        """Move ``row`` towards rest by as much as the limits allow in ``elapsed`` s; return whether it is at rest."""
 
     def halt(self, now: float) -> None:
         """Put ``row`` at rest at once."""
 
     def forget(self) -> None:
-        """Expect that something else moves the robot from now on."""
+        """Assume that something else moves the robot from now on."""
 
 
 class VelocityMotion:
@@ -222,13 +221,13 @@ class VelocityMotion:
 
 class PositionMotion:
     """
-    Joint positions: rest is to stay where the last command has brought the joint; zero would be a slam.
+    Joint positions: rest is to stay where the last command has brought the joint; going to zero would be a slam.
 
-    Nothing moves from a position that is not measured: without fresh ``joints`` no command is followed. Each one is
-    limited from where the joint really is, the first after silence too. A lone row may lead the joint by what it
-    moves in one ``interval``, and differs from the row before by what the time since then allows. Of a trajectory
-    (``whole_chunk``), which a controller interpolates, the first point is due one step from now and limited from the
-    measured position by one step, each further point from the one before.
+    Nothing moves from an unmeasured position: without fresh ``joints`` no command is followed. Each command is limited
+    relative to the measured position, also the first after silence. A single row may lead the joint by what it moves in
+    one ``interval``, and differs from the row before by what the time since then allows. The first point of a trajectory
+    (``whole_chunk``), which a controller interpolates, is due one step from now and limited to one step from the measured
+    position; each further point to one step from the one before.
     """
 
     def __init__(
@@ -259,7 +258,7 @@ class PositionMotion:
         return ''
 
     def follow(self, rows: Sequence[Row], step_period: float, now: float) -> tuple[tuple[Row, ...], bool]:
-        """Raise ValueError where the joints are not known (see ``unready``)."""
+        """Raise ValueError if the joints are unknown (see ``unready``)."""
         measured = self.joints.row(now)
         if self.whole_chunk:
             plan, previous = [], measured
@@ -282,7 +281,7 @@ class PositionMotion:
     def halt(self, now: float) -> None:
         row = self._reached(now)
         if row is not None and self.whole_chunk and not self.joints.unknown(now):
-            # Sent as a point that is due one step from now: where the joint has not followed, it must not be hurled.
+            # Sent as a point due one step from now: a joint that has not followed must not be hurled there.
             row, _ = self.limits.apply(row, self.joints.row(now), self._step_period)
         self.row, self._plan = row, ()
 
@@ -303,10 +302,10 @@ class PositionMotion:
 
 class Silences:
     """
-    Keeps the steady times [s] of silences that were longer than ``bound()`` s.
+    Records the steady times [s] of silences longer than ``bound()`` s.
 
-    The gate and the robot's driver each have one, in their diagnostics: whether a stop was late, and where, is then known from
-    those who sent and received it, and not only from others who listen.
+    The gate and the robot's driver each report theirs in their diagnostics: so sender and receiver of a stop tell whether
+    it was late, and where, and not only third parties that listen.
     """
 
     def __init__(self, bound: Callable[[], float]) -> None:
@@ -315,16 +314,16 @@ class Silences:
         self._found: list[tuple[float, float]] = []
 
     def begin(self, now: float) -> None:
-        """A command that moves the robot."""
+        """Note a command that moves the robot."""
         self._begun = now
 
     def end(self, now: float) -> None:
-        """A command or a stop."""
+        """Note a command or a stop."""
         begun, self._begun = self._begun, None
         if begun is not None and now - begun > self._bound() and len(self._found) < FEW:
             self._found.append((begun, now))
 
     def tell(self) -> str:
-        """Return 'BEGIN:END ...', steady times [s], of those since the last time."""
+        """Return 'BEGIN:END ...', steady times [s], of the silences since the last call."""
         found, self._found = self._found, []
         return ' '.join(f'{begun:.6f}:{end:.6f}' for begun, end in found)
