@@ -1,5 +1,5 @@
 """
-How messages become what the model is given: images, ticks, executed actions. Without ROS.
+Converts messages to the model's inputs: images, ticks, executed actions. No ROS.
 
-The live node and the reading of bags call the same functions, so that the same messages give the same inputs.
+The live node and the bag reader call the same functions, so that the same messages give the same inputs.
 """

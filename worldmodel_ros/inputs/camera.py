@@ -1,12 +1,12 @@
 """
-Shows a model what the camera that it was trained with would have seen, from the images of another one.
+Warps images of any camera to the view of the camera that the model was trained with.
 
-Another size, field of view or distortion is a map from each pixel of the trained view to a place in the camera's image. It
-is made once and costs a part of a millisecond an image. So is another pitch, a turn about the camera's centre. What the camera
-does not see cannot be made up: where the trained view is not inside it, nothing is shown, and the reason is told. Nor does
-any map show what a higher camera would see.
+A different size, field of view, distortion or pitch (a rotation about the camera's centre) is a map from each pixel of the
+trained view to a point in the camera's image. It is computed once and costs a fraction of a millisecond per image. What the
+camera does not see cannot be made up: a camera whose view does not contain the trained one is refused, with the reason. Nor
+can any map show what a higher camera would see.
 
-A ``CameraInfo`` is whatever has the fields of sensor_msgs/CameraInfo.
+A ``CameraInfo`` is any object with the fields of sensor_msgs/CameraInfo.
 """
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ import numpy as np
 
 from .images import Fit, ImageError, fit
 
-# As REP 104 and sensor_msgs/distortion_models name them, with the numbers of coefficients that OpenCV takes of each.
+# Named as in REP 104 and sensor_msgs/distortion_models, with the numbers of coefficients that OpenCV accepts for each.
 POLYNOMIAL = {'plumb_bob': (4, 5), 'rational_polynomial': (8, 12, 14)}
 EQUIDISTANT = 'equidistant'
-_SAME = 0.1       # pixels of the model: a view that is no further off is that of the trained camera, cropped and scaled
-_MISSING = 1      # pixels of the model at an edge that the camera need not see: its own outermost ones are repeated there
-_FINEST = 4       # samples along a side of a pixel of the model, which are averaged
-_RESOLUTION = 0.1  # degrees, in which a camera's own field of view is told
-_LEVEL = 0.5       # degrees of pitch, of which up to this much is left as it is: the training varied it by three times that
+_SAME = 0.1       # pixels of the model: a view within this of a plain crop and scale counts as one
+_MISSING = 1      # pixels of the model at an edge that the camera need not see: its outermost ones are repeated there
+_FINEST = 4       # samples per side of a model pixel, at most, which are averaged
+_RESOLUTION = 0.1  # degrees, of a camera's computed field of view
+_LEVEL = 0.5       # degrees of pitch up to which it is not corrected: training varied it by three times that
 _UP_TO = 89.0     # degrees from the axis: a pinhole's view ends before 90
 
 
 def info_topic(image_topic: str) -> str:
-    """Return the topic of the CameraInfo of a topic of images: its neighbour, as image_transport has it."""
+    """Return the CameraInfo topic that belongs to an image topic: its sibling, as in image_transport."""
     return f'{image_topic.removesuffix("/compressed").rpartition("/")[0]}/camera_info'
 
 
 class CameraError(ValueError):
-    """A camera that cannot stand for the trained one; the text says why, and what can be done."""
+    """A camera that cannot replace the trained one; the text says why, and what can be done."""
 
 
 class Roi(Protocol):
@@ -66,9 +66,9 @@ class CameraInfo(Protocol):
 class Lens:
     """
     How a camera maps directions to pixels. ``size`` (H, W) of its images; ``focal`` (fx, fy) and ``centre`` (cx, cy) in pixels,
-    where the middle of the first pixel is at (0, 0); ``model`` and ``coefficients`` of the distortion, '' and none without.
+    where the middle of the first pixel is at (0, 0); distortion ``model`` and ``coefficients``, '' and empty without.
 
-    Raises CameraError for a distortion that is not known.
+    Raises CameraError for an unknown distortion.
     """
 
     size: tuple[int, int]
@@ -91,7 +91,7 @@ class Lens:
     @classmethod
     def of(cls, info: CameraInfo, rectified: bool = False) -> Lens | None:
         """
-        Return the lens that a CameraInfo tells of, None of a camera that is not calibrated (k is 0, as ROS has it).
+        Return the lens described by a CameraInfo, None for an uncalibrated camera (k is 0, as in ROS).
 
         ``rectified``: the images are those of image_proc, whose camera matrix is in ``p``, without distortion.
         Raises CameraError.
@@ -103,7 +103,7 @@ class Lens:
         across, down = max(1, info.binning_x), max(1, info.binning_y)
         roi = info.roi
         height, width = (roi.height or info.height) // down, (roi.width or info.width) // across
-        # Binned pixels are counted from the middle of the first one, too.
+        # Coordinates of binned pixels also start at the middle of the first one.
         centre = ((cx - roi.x_offset + 0.5) / across - 0.5, (cy - roi.y_offset + 0.5) / down - 0.5)
         bent = not rectified and any(info.d)
         return cls((height, width), (fx / across, fy / down), centre, info.distortion_model if bent else '',
@@ -118,7 +118,7 @@ class Lens:
         """
         Return the pixels (N, 2), x and y, of directions (N, 2), given as x / z and y / z in the optical frame.
 
-        Places of directions beyond ``reach`` mean nothing.
+        Results for directions beyond ``reach`` are meaningless.
         """
         points = np.concatenate([slopes, np.ones((len(slopes), 1))], 1)[:, None]
         nothing = np.zeros(3)
@@ -131,8 +131,8 @@ class Lens:
     @cached_property
     def reach(self) -> float:
         """
-        The angle from the optical axis [rad] up to which the distortion is one: beyond, its polynomial comes back, and two
-        directions have one pixel.
+        The angle from the optical axis [rad] up to which the distortion is valid: beyond, its polynomial is not monotonic,
+        and two directions map to one pixel.
         """
         angles = np.radians(np.arange(0.0, _UP_TO, _RESOLUTION))
         k = (*self.coefficients, *(0.0,) * 8)[:8]
@@ -149,7 +149,7 @@ class Lens:
 
     @property
     def field_of_view(self) -> tuple[float, float]:
-        """Degrees across and down that the images show, along the two axes through the centre; at most 178."""
+        """Degrees across and down that the images cover, along the two axes through the centre; at most 178."""
         angles = np.radians(np.arange(0.0, min(math.degrees(self.reach), _UP_TO), _RESOLUTION))
         found = []
         for axis, extent in ((0, self.size[1]), (1, self.size[0])):
@@ -161,7 +161,7 @@ class Lens:
 
 
 def pinhole(vertical_fov: float, size: tuple[int, int]) -> Lens:
-    """Return the camera of square pixels with an optical axis in the middle, by its ``vertical_fov`` [degrees]."""
+    """Return a centred camera with square pixels and this ``vertical_fov`` [degrees]."""
     height, width = size
     focal = height / 2 / math.tan(math.radians(vertical_fov) / 2)
     return Lens(size, (focal, focal), ((width - 1) / 2, (height - 1) / 2))
@@ -171,16 +171,16 @@ class View:
     """
     The view of the trained camera, made from images of another ``lens``.
 
-    ``pitch``: by so many degrees the camera looks further down than the trained one. ``is_crop``: the lens differs by no more
-    than a crop and a scale, and images are treated as without a View, bit for bit.
-    ``used``: the share of the camera's pixels that are inside the trained view.
+    ``pitch``: by how many degrees the camera looks further down than the trained one. ``is_crop``: the view is a plain crop
+    and scale, and images are treated as without a View, bit for bit. ``used``: the share of the camera's pixels that are
+    inside the trained view.
     """
 
     def __init__(self, lens: Lens, vertical_fov: float, size: tuple[int, int], pitch: float = 0.0) -> None:
         """
         ``vertical_fov`` [degrees] and ``size`` (H, W) are those of the trained camera.
 
-        Raises CameraError where the trained view is not inside the camera's.
+        Raises CameraError if the trained view is not inside the camera's.
         """
         self.lens, self.size, self.pitch, self._fov = lens, size, pitch, vertical_fov
         trained = pinhole(vertical_fov, size)
@@ -193,17 +193,17 @@ class View:
         self.used = min(1.0, cv2.contourArea(outline.astype(np.float32)) / (lens.size[0] * lens.size[1]))
         fine = min(_FINEST, max(1, math.ceil(scale)))
         self._fine = size[0] * fine, size[1] * fine
-        # Fixed point, with the weights of the four neighbours in a table: half the time of floating-point maps. This
-        # function takes a quarter of a millisecond where ``project`` would take a hundred.
+        # Fixed point, with the weights of the four neighbours in a table: half the time of floating-point maps.
+        # ``make`` takes a quarter of a millisecond where ``project`` would take a hundred.
         make = cv2.fisheye.initUndistortRectifyMap if lens.model == EQUIDISTANT else cv2.initUndistortRectifyMap
         self._maps = make(lens.matrix, np.array(lens.coefficients), self._tilt.T, pinhole(vertical_fov, self._fine).matrix,
                           self._fine[::-1], cv2.CV_16SC2)
 
     def __call__(self, rgb: np.ndarray, size: tuple[int, int]) -> np.ndarray:
         """
-        Return an image (H, W, 3) of the lens as the trained camera has it, at its size or another ``size``.
+        Return an image (H, W, 3) of the lens as the trained camera would see it, at its size or another ``size``.
 
-        Raises ImageError for an image that is not of the size that its CameraInfo tells.
+        Raises ImageError for an image whose size is not that of its CameraInfo.
         """
         if rgb.shape[:2] != self.lens.size:
             (height, width), (h, w) = rgb.shape[:2], self.lens.size
@@ -212,11 +212,11 @@ class View:
         if self.is_crop:
             return fit(rgb, size)
         seen = cv2.remap(rgb, *self._maps, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
-        # Averages over what a pixel of the model sees: single samples would alias.
+        # Average over what a pixel of the model sees: single samples would alias.
         return seen if self._fine == size else cv2.resize(seen, size[::-1], interpolation=cv2.INTER_AREA)
 
     def in_words(self) -> str:
-        """Say what is done to images, and how much of them is not used."""
+        """Return, as text, what is done to images and how much of them is not used."""
         (across, down), (height, width) = self.lens.field_of_view, self.lens.size
         seen = f'{width} x {height} pixels, {across:g} x {down:g} degrees'
         if self.is_crop and self.used > 0.99:
@@ -228,7 +228,7 @@ class View:
                 'cut off')
 
     def _require_inside(self, trained: Lens) -> None:
-        """Raise CameraError unless the lens sees the trained view, but for ``_MISSING`` at its edges."""
+        """Raise CameraError unless the lens sees the trained view, except ``_MISSING`` pixels at its edges."""
         (h, w), lens = self.lens.size, self.lens
         inner = self._slopes(trained, *(each[_MISSING:-_MISSING] for each in _pixels(trained.size)))
         beyond = np.arctan(np.linalg.norm(inner, axis=1)) > lens.reach
@@ -248,14 +248,14 @@ class View:
         return np.array([[1.0, 0.0, 0.0], [0.0, cos, -sin], [0.0, sin, cos]])
 
     def _slopes(self, trained: Lens, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-        """Return the directions (R * C, 2), row by row, in the camera's frame, of places in the trained camera's image."""
+        """Return the directions (R * C, 2), row by row, in the camera's frame, of points in the trained camera's image."""
         x, y = np.meshgrid((columns - trained.centre[0]) / trained.focal[0], (rows - trained.centre[1]) / trained.focal[1])
         rays = np.stack([x, y, np.ones_like(x)], 2).reshape(-1, 3) @ self._tilt.T
         return rays[:, :2] / rays[:, 2:]
 
 
 def _degrees(lens: Lens) -> tuple[float, float]:
-    """Return the field of view across and down of a lens without distortion, centred [degrees]."""
+    """Return the field of view across and down [degrees] of a centred lens without distortion."""
     (height, width), (fx, fy) = lens.size, lens.focal
     across, down = (2.0 * math.degrees(math.atan(extent / 2 / f)) for extent, f in ((width, fx), (height, fy)))
     return round(across, 1), round(down, 1)
@@ -267,26 +267,26 @@ def _pixels(size: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _cropped(source: tuple[int, int], size: tuple[int, int]) -> np.ndarray:
-    """Return the places (H, W, 2) in an image of size ``source`` of the pixels that ``images.fit`` makes of it."""
+    """Return where in an image of size ``source`` the pixels that ``images.fit`` makes of it are, (H, W, 2)."""
     scale = min(source[0] / size[0], source[1] / size[1])
     places = np.stack(np.meshgrid(*(np.arange(extent) - (extent - 1) / 2 for extent in size[::-1])), 2) * scale
     return places + [(extent - 1) / 2 for extent in source[::-1]]
 
 
 def _outline(places: np.ndarray) -> np.ndarray:
-    """Return the outermost of places (H, W, 2), once around."""
+    """Return the border of points (H, W, 2), once around."""
     return np.concatenate([places[0], places[1:, -1], places[-1, -2::-1], places[-2:0:-1, 0]])
 
 
 class Correction:
     """
-    Brings images to the view of the trained camera, as the newest CameraInfo tells; without one, crops and scales them.
+    Brings images to the view of the trained camera by the newest CameraInfo; without one, crops and scales them.
 
-    ``view`` is what ``images.read`` takes. ``refusal``: why the camera cannot stand for the trained one; '' where it can.
+    ``view`` is what ``images.read`` takes. ``refusal``: why the camera cannot replace the trained one; '' if it can.
     """
 
     def __init__(self, vertical_fov: float | None, size: tuple[int, int], rectified: bool = False) -> None:
-        """``vertical_fov`` [degrees], None where it is not known, and ``size`` (H, W): of the trained camera."""
+        """``vertical_fov`` [degrees], None if unknown, and ``size`` (H, W): of the trained camera."""
         self._fov, self._size, self._rectified = vertical_fov, size, rectified
         self._heard: Lens | str | None = ''  # nothing yet
         self._view: View | None = None
@@ -298,7 +298,7 @@ class Correction:
 
     @property
     def view(self) -> Fit:
-        """What brings images to the model's size: ``images.fit`` itself, for as long as that is all there is to do."""
+        """What brings images to the model's size: ``images.fit`` itself as long as nothing else is needed."""
         return self if self.refusal or not _is_crop(self._view) else fit
 
     @property
@@ -307,7 +307,7 @@ class Correction:
         return self._view.pitch if self._view else 0.0
 
     def take(self, info: CameraInfo) -> bool:
-        """Go on by a CameraInfo; return whether images are now shown otherwise than before."""
+        """Switch to a CameraInfo; return whether images now look different."""
         if self._fov is None:
             return False
         try:
@@ -322,8 +322,8 @@ class Correction:
 
     def turn(self, pitch: float) -> bool:
         """
-        Go on with a camera that looks ``pitch`` degrees further down than the trained one; return as ``take``. A small pitch is
-        left as it is, and so is one with which the camera does not see the trained view.
+        Switch to a camera that looks ``pitch`` degrees further down than the trained one; return as ``take``. The pitch is not
+        corrected if it is small, or if the corrected view is not inside the camera's.
         """
         pitch = pitch if abs(pitch) > _LEVEL else 0.0
         if abs(pitch - self._pitch) < _LEVEL / 5 and bool(pitch) == bool(self._pitch):
@@ -332,7 +332,7 @@ class Correction:
         return isinstance(self._heard, Lens) and self._make()
 
     def _make(self) -> bool:
-        """Make the view of the newest lens; return whether images are shown otherwise than by the one before."""
+        """Make the view of the newest lens; return whether images now look different."""
         before, refused, lens = self._view, self.refusal, self._heard
         self._view, self.refusal = None, ''
         if lens is None:
@@ -357,13 +357,13 @@ class Correction:
         return text != before
 
     def __call__(self, rgb: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-        """Return an image as the trained camera has it, at ``size`` (H, W). Raises ImageError for a camera that is refused."""
+        """Return an image as the trained camera would see it, at ``size`` (H, W). Raises ImageError for a refused camera."""
         if self.refusal:
             raise ImageError('camera', self.refusal)
         return self._view(rgb, size) if self._view else fit(rgb, size)
 
     def in_words(self) -> str:
-        """Say what is done to images, and why."""
+        """Return, as text, what is done to images, and why."""
         return self.refusal or self._words
 
 

@@ -1,15 +1,15 @@
 """
 Reads image messages as the model sees them: RGB, uint8 (H, W, 3), at the model's size.
 
-A message is whatever has the fields of sensor_msgs/Image or sensor_msgs/CompressedImage; ``data`` may be any
+A message is any object with the fields of sensor_msgs/Image or sensor_msgs/CompressedImage; ``data`` may be any
 buffer of bytes. So the image is the same, bit for bit, whether it came over a topic or out of a bag.
 
-What is converted has passed strict checks, because a wrongly read image is worse than none. Colours are converted by
-cv_bridge where it can be trusted, else by OpenCV alone. A cv_bridge need not know every encoding (that of ROS 2 Jazzy
-knows yuv422 and yuv422_yuy2, but not their newer names uyvy and yuyv), need not fit the numpy that is installed, and need
-not be right: the one on PyPI reads padded rows wrongly without an error. So one that is found is probed with every
-encoding, and is used for those that it converts to exactly the same pixels as the conversion here; a recording is then
-read alike on any machine.
+Messages are checked strictly before conversion, because a wrongly read image is worse than none. Colours are converted
+by cv_bridge if it can be trusted, else by OpenCV alone. A cv_bridge may not know every encoding (that of ROS 2 Jazzy
+knows yuv422 and yuv422_yuy2, but not their newer names uyvy and yuyv), may not match the installed numpy, and may be
+wrong: the one on PyPI reads padded rows wrongly without an error. So an installed one is probed with every encoding, and
+is used for those that it converts to exactly the same pixels as the conversion here; a recording then reads the same on
+any machine.
 """
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from typing import Protocol
 import cv2
 import numpy as np
 
-# Channels in memory, and OpenCV's conversion to RGB (None: it is RGB already). OpenCV names Bayer patterns by
-# other pixels than ROS does; its aliases with all four letters are the ones that agree.
+# Channels in memory, and OpenCV's conversion to RGB (None: already RGB). OpenCV names Bayer patterns by other
+# pixels than ROS does; its aliases with all four letters agree.
 ENCODINGS: dict[str, tuple[int, int | None]] = {
     'rgb8': (3, None), 'bgr8': (3, cv2.COLOR_BGR2RGB), 'rgba8': (4, cv2.COLOR_RGBA2RGB),
     'bgra8': (4, cv2.COLOR_BGRA2RGB), 'mono8': (1, cv2.COLOR_GRAY2RGB),
@@ -40,12 +40,12 @@ ENCODINGS: dict[str, tuple[int, int | None]] = {
 _PROBE = (24, 50)  # rows and columns of pixels: even, and wide enough for OpenCV's vectorised loops
 _PADDING = 6      # bytes at the end of each row
 _DEPTH = ('16UC1', '32FC1', 'mono16')
-# Of a compressed image: some bytes can stand for an image of any size, and be decoded in any number of passes.
+# Bounds for compressed images: a few bytes can encode an image of any size, in any number of scans.
 MAX_PIXELS = 2 ** 24
 _MAX_SCANS = 64  # of a JPEG; progressive ones have about ten
 _PNG = b'\x89PNG\r\n\x1a\n'
 _MARKER = re.compile(rb'\xff+([^\x00\xff])', re.DOTALL)
-_FRAMES = {*range(0xc0, 0xd0)} - {0xc4, 0xc8, 0xcc}  # markers of a frame's header, which has the size
+_FRAMES = {*range(0xc0, 0xd0)} - {0xc4, 0xc8, 0xcc}  # markers of a frame header, which contains the size
 _BARE = {0x01, *range(0xd0, 0xd8)}                   # markers without a length
 
 
@@ -71,10 +71,7 @@ Fit = Callable[[np.ndarray, tuple[int, int]], np.ndarray]  # brings RGB, uint8 (
 
 
 class ImageError(ValueError):
-    """
-    An image that cannot be used. ``kind`` is the kind of fault, to be counted; the text says what is to be
-    done.
-    """
+    """An image that cannot be used. ``kind`` is the kind of fault, for counters; the text says what to do."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
@@ -82,16 +79,13 @@ class ImageError(ValueError):
 
 
 def fit(rgb: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """
-    Return the middle of an image (H, W, 3), cut to the aspect of ``size`` = (H, W), at that size; contiguous.
-    """
+    """Crop an image (H, W, 3) around its centre to the aspect of ``size`` = (H, W) and scale it to that; contiguous."""
     height, width = rgb.shape[:2]
     if (height, width) != size:
         scale = min(height / size[0], width / size[1])
         h, w = max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
         top, left = (height - h) // 2, (width - w) // 2
-        # Averages over all pixels: what a camera of that resolution would have seen. Picking single ones
-        # would alias.
+        # Average over all pixels, as a camera of that resolution would: picking single ones would alias.
         rgb = cv2.resize(rgb[top:top + h, left:left + w], size[::-1], interpolation=cv2.INTER_AREA)
     return np.ascontiguousarray(rgb)
 
@@ -103,7 +97,7 @@ def read(message: Image | CompressedImage, size: tuple[int, int], view: Fit = fi
 
 def to_rgb(message: Image, size: tuple[int, int], view: Fit = fit) -> np.ndarray:
     """
-    Return a raw image as RGB, uint8 (H, W, 3), brought to ``size`` by ``view``: by default cropped around the middle to its
+    Return a raw image as RGB, uint8 (H, W, 3), brought to ``size`` by ``view``: by default cropped around its centre to that
     aspect and scaled.
 
     ``size`` is (H, W) in pixels. The result may share the memory of the message. Raises ImageError.
@@ -111,7 +105,7 @@ def to_rgb(message: Image, size: tuple[int, int], view: Fit = fit) -> np.ndarray
     _check(message)
     try:
         rgb = converter()(message)
-    except Exception as error:  # of cv_bridge or OpenCV; no caller expects theirs
+    except Exception as error:  # from cv_bridge or OpenCV; no caller expects theirs
         raise ImageError('not convertible', f'{message.width} x {message.height} pixels in {message.encoding} '
                          f'cannot be converted to RGB: {type(error).__name__}: {error}') from error
     return view(rgb, size)
@@ -138,7 +132,7 @@ def compressed_to_rgb(message: CompressedImage, size: tuple[int, int], view: Fit
 
 
 def convert_colour(message: Image) -> np.ndarray:
-    """Return a raw image that was checked as RGB, uint8 (H, W, 3) of the message's size."""
+    """Return a checked raw image as RGB, uint8 (H, W, 3) of the message's size."""
     channels, code = ENCODINGS[message.encoding]
     rows = np.frombuffer(message.data, np.uint8).reshape(message.height, message.step)
     pixels = rows[:, :message.width * channels].reshape(message.height, message.width, channels)
@@ -150,14 +144,13 @@ def convert_colour(message: Image) -> np.ndarray:
 @lru_cache(maxsize=1)
 def converter() -> Converter:
     """
-    Return what converts a checked image to RGB, and may raise anything.
+    Return a function that converts a checked image to RGB, and may raise anything.
 
-    The first call may take a second, if there is a cv_bridge to be probed: call it before the first image.
+    The first call may take a second, if there is a cv_bridge to probe: call it before the first image.
     """
     if 'ROS_DISTRO' not in os.environ or importlib.util.find_spec('cv_bridge') is None:
         return convert_colour
-    # In a process of its own, because a cv_bridge that was built for another numpy may crash rather than
-    # raise.
+    # In a subprocess, because a cv_bridge built for another numpy may crash rather than raise.
     program = f'import {__name__} as images; print(*images.probed(images.cv_bridge_converter()))'
     probe = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True, check=False)
     trusted = ENCODINGS.keys() & probe.stdout.split() if probe.returncode == 0 else ()
@@ -165,20 +158,20 @@ def converter() -> Converter:
         return convert_colour
     try:
         convert = cv_bridge_converter()
-    except ImportError:  # its libraries need not go together with those that are loaded here already
+    except ImportError:  # its libraries may conflict with those already loaded here
         return convert_colour
     return lambda message: (convert if message.encoding in trusted else convert_colour)(message)
 
 
 def cv_bridge_converter() -> Converter:
-    """Return a converter that is cv_bridge. Raises ImportError where there is none."""
+    """Return a converter that uses cv_bridge. Raises ImportError if there is none."""
     from cv_bridge import CvBridge
     bridge = CvBridge()
     return lambda message: bridge.imgmsg_to_cv2(message, 'rgb8')
 
 
 def probed(convert: Converter) -> list[str]:
-    """Return the encodings of which a converter makes what ``convert_colour`` makes of them, with padded rows too."""
+    """Return the encodings that a converter handles exactly as ``convert_colour`` does, also with padded rows."""
     return [encoding for encoding in ENCODINGS if _agrees(convert, encoding)]
 
 
@@ -221,7 +214,7 @@ def _check(message: Image) -> None:
 
 
 def _check_complete(data: bytes) -> None:
-    """Raise ImageError for an image that was cut off: OpenCV fills the rest with grey and says nothing."""
+    """Raise ImageError for a truncated image: OpenCV would silently fill the rest with grey."""
     end = data.rstrip(b'\0')  # some cameras pad
     cut_jpeg = data.startswith(b'\xff\xd8') and not end.endswith(b'\xff\xd9')
     cut_png = data.startswith(b'\x89PNG') and b'IEND' not in data[-16:]
@@ -231,7 +224,7 @@ def _check_complete(data: bytes) -> None:
 
 
 def _check_size(data: bytes, form: str) -> None:
-    """Raise ImageError for what is neither JPEG nor PNG, and for what would take long, or much memory, to decode."""
+    """Raise ImageError for data that is neither JPEG nor PNG, or that would take long, or much memory, to decode."""
     size = struct.unpack_from('>II', data, 16) if data.startswith(_PNG) and len(data) > 24 else _jpeg_size(data)
     if size is None:
         raise _undecodable(data, form)
@@ -243,7 +236,7 @@ def _check_size(data: bytes, form: str) -> None:
 
 
 def _jpeg_size(data: bytes) -> tuple[int, int] | None:
-    """Return width and height of a JPEG, found as libjpeg finds them; None where there are none."""
+    """Return width and height of a JPEG, found as libjpeg finds them; None if there are none."""
     at = 2 if data.startswith(b'\xff\xd8') else len(data)
     while found := _MARKER.search(data, at):
         marker, at = found[1][0], found.end()
@@ -252,7 +245,7 @@ def _jpeg_size(data: bytes) -> tuple[int, int] | None:
             return width, height
         if marker not in _BARE:
             if marker in (0xd8, 0xd9, 0xda) or at + 2 > len(data):
-                return None  # the images begin, or end, before their header
+                return None  # image data begin, or end, before a frame header
             at += struct.unpack_from('>H', data, at)[0]
     return None
 

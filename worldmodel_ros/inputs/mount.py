@@ -1,8 +1,8 @@
 """
-Where a camera is mounted: its height and pitch, by the transforms of tf, and how far they are from those of the training.
+Camera mount: its height and pitch from tf, and how far they are from those in training.
 
-A transform is whatever has the fields of geometry_msgs/TransformStamped. This small tree answers questions about frames that
-hardly ever move; it keeps the newest transform of each frame, and no history.
+A transform is any object with the fields of geometry_msgs/TransformStamped. The small tree here is for frames that hardly
+ever move; it keeps the newest transform of each frame, and no history.
 """
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 GROUND = 'base_footprint'  # REP 120: on the floor; a base_link may be anywhere on the robot
-HEIGHT_TOLERANCE, PITCH_TOLERANCE = 0.03, 2.0  # m, degrees: twice what the training varied them by (sim/scene.py)
+HEIGHT_TOLERANCE, PITCH_TOLERANCE = 0.03, 2.0  # m, degrees: twice the variation in training (sim/scene.py)
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Mount:
     pitch: float
 
     def differences(self, height: float, pitch: float) -> list[str]:
-        """Say by how much it differs from a ``height`` [m] and a ``pitch`` [degrees] by more than the tolerances."""
+        """Return, as text, the differences from a ``height`` [m] and a ``pitch`` [degrees] that exceed the tolerances."""
         higher, steeper = self.height - height, self.pitch - pitch
         found = []
         if abs(higher) > HEIGHT_TOLERANCE:
@@ -39,10 +39,10 @@ class Mount:
 
     def cost(self, height: float, pitch: float) -> str:
         """
-        Say how many goals the shipped forecast has reached with a camera that differs as much from that of its training, whose
-        ``height`` [m] and ``pitch`` [degrees] are given; '' where it differs by less than the tolerances.
+        Return, as text, how many goals the shipped forecast reached with a camera that differs as much from that of its
+        training, at ``height`` [m] and ``pitch`` [degrees]; '' if it differs by less than the tolerances.
 
-        Of each difference the nearest one that was measured counts; how two of them add up was not measured.
+        The nearest measured value of each difference is used; their combination was not measured.
         """
         said = []
         for name, unit, off, tolerance in (('height_m', 'm', self.height - height, HEIGHT_TOLERANCE),
@@ -65,7 +65,7 @@ def _direction(name: str, off: float) -> str:
 
 @cache
 def _costs() -> dict[str, dict[str, dict[str, float]]]:
-    """Shares by difference from the training: benchmarks/results/control_mounts.json and control_mounts_places.json."""
+    """Shares by difference from training: benchmarks/results/control_mounts.json and control_mounts_places.json."""
     return json.loads(Path(__file__).with_name('mount_costs.json').read_text())
 
 
@@ -76,7 +76,7 @@ class Frames:
         self._parents: dict[str, tuple[str, np.ndarray]] = {}
 
     def add(self, transform: Any) -> None:
-        """Take a transform; one that is not finite, or no rotation, is left out."""
+        """Add a transform; one that is not finite, or not a rotation, is ignored."""
         t, q = transform.transform.translation, transform.transform.rotation
         x, y, z, w = q.x, q.y, q.z, q.w
         norm = x * x + y * y + z * z + w * w
@@ -92,7 +92,7 @@ class Frames:
 
     def mount(self, base: str, camera: str) -> Mount | None:
         """
-        Return how the optical frame ``camera`` (z ahead, y down: REP 103) stands over the floor, if there is a frame
+        Return the mount of the optical frame ``camera`` (z ahead, y down: REP 103) over the floor, if there is a frame
         base_footprint next to ``base``, else over ``base``; None while the two are not connected.
         """
         prefix, slash, _ = base.rpartition('/')
@@ -104,14 +104,14 @@ class Frames:
         return None
 
     def pose(self, base: str, frame: str) -> np.ndarray | None:
-        """Return ``frame`` in ``base``, (4, 4); None while the two are not connected."""
+        """Return the pose (4, 4) of ``frame`` in ``base``; None while the two are not connected."""
         (top, of_base), (other, of_frame) = self._to_root(base), self._to_root(frame)
         return np.linalg.inv(of_base) @ of_frame if top == other else None
 
     def _to_root(self, frame: str) -> tuple[str, np.ndarray]:
-        """Return the topmost frame above ``frame``, and the transform from it to that."""
+        """Return the root above ``frame``, and the pose of ``frame`` in it."""
         matrix, seen = np.eye(4), set()
-        while frame in self._parents and frame not in seen:  # what two publishers disagree about may be a circle
+        while frame in self._parents and frame not in seen:  # publishers that disagree may create a cycle
             seen.add(frame)
             frame, own = self._parents[frame]
             matrix = own @ matrix

@@ -1,4 +1,4 @@
-"""What the wheels have measured, as it comes from a topic, at the moment of a frame."""
+"""Wheel odometry from a topic, evaluated at the moment of a frame."""
 from __future__ import annotations
 
 import math
@@ -11,7 +11,7 @@ import numpy as np
 from .ticks import NS
 
 _KEPT = 64        # readings
-_OLDEST = 0.25    # s, of a reading that counts for a frame
+_OLDEST = 0.25    # s, oldest reading used for a frame
 
 
 class Reading(NamedTuple):
@@ -23,14 +23,14 @@ class Reading(NamedTuple):
 
     @classmethod
     def of(cls, message: Any) -> Reading:
-        """Return what a nav_msgs/Odometry says."""
+        """Return the reading in a nav_msgs/Odometry."""
         stamp, pose, twist = message.header.stamp, message.pose.pose, message.twist.twist
         return cls(stamp.sec * NS + stamp.nanosec, (pose.position.x, pose.position.y, yaw_of(pose.orientation)),
                    (twist.linear.x, twist.angular.z))
 
 
 def yaw_of(q: Any) -> float:
-    """Return the turn about z, rad, of a geometry_msgs/Quaternion."""
+    """Return the yaw, rad, of a geometry_msgs/Quaternion."""
     return math.atan2(2.0 * (q.w * q.z + q.x * q.y), 1.0 - 2.0 * (q.y * q.y + q.z * q.z))
 
 
@@ -38,8 +38,8 @@ class WheelReadings:
     """
     The newest readings of an odometry. Written by one thread and read by another.
 
-    A frame is given the mean velocities over the period before it, which is what a model was trained with, and the pose at
-    its stamp, carried on from the reading before it.
+    A frame gets the mean velocities over the period before it, as in training, and the pose at its stamp, extrapolated from
+    the reading before it.
     """
 
     def __init__(self, step_period: float) -> None:
@@ -48,18 +48,18 @@ class WheelReadings:
         self._kept: deque[Reading] = deque(maxlen=_KEPT)
 
     def add(self, reading: Reading) -> bool:
-        """Take a reading; return whether it is finite, and was taken."""
+        """Add a reading if it is finite; return whether it is."""
         if not all(map(math.isfinite, (*reading.pose, *reading.twist))):
             return False
         with self._lock:
             if self._kept and reading.stamp <= self._kept[-1].stamp:
-                self._kept.clear()  # time was set back, or the odometry has begun again
+                self._kept.clear()  # time was set back, or the odometry was reset
             self._kept.append(reading)
         return True
 
     def at(self, stamp: int) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return the pose (3,) at a frame's stamp [ns] and the velocities (2,) of the period before it; None where there is
-        no reading from before it that is new enough."""
+        """Return the pose (3,) at a frame's stamp [ns] and the mean velocities (2,) over the period before it; None without a
+        recent enough reading before it."""
         with self._lock:
             before = [reading for reading in self._kept if reading.stamp <= stamp]
         if not before or stamp - before[-1].stamp > _OLDEST * NS:

@@ -1,8 +1,8 @@
 """
-Makes ticks of a camera's images and of the commands that the robot was given in between.
+Makes ticks from a camera's images and the commands that the robot was given in between.
 
-Finds the images that are one step of the model apart, and reads them; keeps what was executed, for as long as a base obeys a
-command. Whether the camera's rate goes with the model, and whether it is alive, is judged here too.
+Selects and reads images that are one model step apart, and keeps the executed commands, each for as long as a base obeys it.
+Also judges whether the camera's rate suits the model, and whether the camera is alive.
 """
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from . import images
 NS = 1_000_000_000
 GAP = 1.5  # step periods between two ticks; with more, images are missing
 
-# Ticks are due on a grid that follows the camera by a share of what it is off: a camera of 29.97 Hz is then taken by
+# Ticks are due on a grid that follows the camera by a fraction (1 / _FOLLOW) of its offset: a camera of 29.97 Hz then gives
 # every third image for ever. On a fixed grid it would slip by an image every 33 s, with a step of 67 ms, and one of
-# 30.03 Hz with a step of 133 ms, at which the gate stops the robot. With a fifth the grid follows where a number of
-# images makes a step but for a tenth of their spacing (10 Hz within 10 %, 20 Hz 5 %, 30 Hz 3 %, 60 Hz 1.7 %); other
-# rates it does not hold, and there the mean step is the model's.
+# 30.03 Hz with a step of 133 ms, at which the gate stops the robot. With a fifth, the grid follows if a whole number of
+# images makes a step to within a tenth of their spacing (10 Hz within 10 %, 20 Hz 5 %, 30 Hz 3 %, 60 Hz 1.7 %); it does not
+# lock to other rates, for which the mean step is the model's.
 _FOLLOW = 5
-_SPACINGS = 3  # of images, whose median is the camera's own; so few, as cameras change their rate in the dark
-# A tick that comes so many spacings after it was due stands for an image that was lost, and the grid begins again with
-# it: one step is wrong. To come back to the old grid, the next one would be, too.
+_SPACINGS = 3  # of images, whose median is the camera's; so few because cameras change their rate in the dark
+# A tick that comes so many spacings late means that an image was lost, and the grid restarts at it: one step is wrong.
+# Returning to the old grid would make the next step wrong, too.
 _LOST = 0.75
 
-_CHOICE = 0.6  # of the step period, that images may be apart for a tick to be chosen from several
+_CHOICE = 0.6  # of the step period: largest spacing of images for which a tick can be chosen from several
 _CALM = 5      # ticks between two that come earlier
 
 _OFF = 0.1     # of the step period, that the mean step may be off; also the share of steps that may be exceptions
-_FEWEST = 10   # steps that tell something of a rate
-_MARGIN = 0.03  # s, by which the gate's default time-out is more than the step of the model that it is made for
+_FEWEST = 10   # steps needed to judge a rate
+_MARGIN = 0.03  # s, by which the gate's default time-out exceeds the step of the model that it is made for
 _SETTLED = 1.0  # s without a command that moves the robot, after which it stands
-# So many images in a row of a standing robot must differ from the one before, in such a share of their bytes, before a
-# camera counts as one with noise. Simulators without it show the same image for as long as nothing moves.
+# A camera counts as noisy once so many images in a row of a standing robot have differed from the one before in such a
+# share of their bytes. Simulators without noise show the same image for as long as nothing moves.
 _NOISY_IMAGES, _NOISY_SHARE = 30, 0.3
 _LATENCY_VARIES = 0.007  # s, from one command to the next (p99 - p50 of the demo, camera to command)
 EXECUTED_TIMEOUT = 0.5   # s; bases brake by themselves after about so long without a command
@@ -50,7 +50,7 @@ _KEPT = 10 * NS  # longer than any interval between two ticks of one episode
 
 class Pace(enum.Enum):
     """
-    What an image is to the model. The values of the refused ones are reasons to be counted.
+    What an image is to the model. The values of the refused kinds are reasons, for counters.
 
     FROZEN is judged by the image, the others by the stamp.
     """
@@ -70,29 +70,28 @@ class Pace(enum.Enum):
 
 class FramePacer:
     """
-    Takes of a camera's images those nearest to a grid of the model's steps, each when it comes.
+    Selects online the images nearest to a grid of the model's steps.
 
-    Whether the next image will be nearer, the spacing of the last ones tells. An image is taken sooner if by the next
-    one more than GAP steps would have gone by since the last tick. So a camera of up to 13 Hz gives all its images:
-    the steps of 12 Hz are 17 % short then, each of them. With every sixth image left out they would be right on
-    average, but no single one would be (17 % short or 67 % long), and the gate would stop the robot at the long ones.
-    ``misfit`` tells of either.
+    The spacing of the last images predicts whether the next one will be nearer. An image is taken sooner if at the next
+    one more than GAP steps would have passed since the last tick. So all images of a camera of up to 13 Hz are taken:
+    the steps of 12 Hz are then 17 % short, each of them. With every sixth image left out they would be right on
+    average, but each would be wrong (17 % short or 67 % long), and the gate would stop the robot at the long ones.
+    ``misfit`` reports either.
 
-    A jump of the stamps by more than ``time_jump`` s, either way, begins a new episode: what the model has seen
-    is then no past of what it sees (a bag that starts over, a simulation that was reset, a camera that was
-    away).
+    A jump of the stamps by more than ``time_jump`` s, either way, begins a new episode: what the model has seen is then
+    not the past of what it sees (a bag that starts over, a simulation that was reset, a camera that was disconnected).
 
-    ``come_earlier`` has ticks come at earlier images from then on, by one image at a time: a step is short once by the spacing
+    ``come_earlier`` shifts ticks to earlier images from then on, one image at a time: a step is once short by the spacing
     of two images, never long, since the gate stops the robot at long ones.
     """
 
     def __init__(self, step_period: float) -> None:
         """``step_period``: of the model [s]."""
         self._period = round(step_period * NS)
-        self._wanted = self._moved = 0  # ns, by which ticks are to come earlier yet, and have come
+        self._wanted = self._moved = 0  # ns, by which ticks have yet to come earlier, and already do
         self._early = 0   # ns, by which the next tick may come earlier than others
         self._calm = 0    # ticks until it may again
-        self._spacings: deque[int] = deque(maxlen=_SPACINGS - 1)  # ns, without that to the image to be judged
+        self._spacings: deque[int] = deque(maxlen=_SPACINGS - 1)  # ns, without that to the image being judged
         self.forget()
 
     def forget(self) -> None:
@@ -102,9 +101,9 @@ class FramePacer:
 
     def classify(self, stamp: int, tolerance: float, time_jump: float) -> Pace:
         """
-        Judge an image by its stamp [ns]. Changes nothing.
+        Judge an image by its stamp [ns], without changing any state.
 
-        ``tolerance`` [s]: by how much less than one step period after the last tick one may come at all.
+        ``tolerance`` [s]: by how much a tick may come earlier than one step period after the last one.
         """
         if stamp == 0:
             return Pace.ZERO
@@ -119,7 +118,7 @@ class FramePacer:
         return Pace.TICK if is_nearest or stamp + spacing - self._tick > GAP * self._period else Pace.BETWEEN
 
     def take(self, stamp: int, pace: Pace) -> None:
-        """Count an image that was judged so, and could be used: the pace goes on from it."""
+        """Record an image that was judged so and could be used: the grid continues from it."""
         if pace is Pace.NEW_EPISODE:
             self._spacings.clear()
             self._due = stamp
@@ -141,12 +140,12 @@ class FramePacer:
             self._shift(spacing)
 
     def come_earlier(self, seconds: float) -> None:
-        """Have ticks come earlier by about so much, as far as there are images. From any thread."""
+        """Make ticks come earlier by about ``seconds``, as far as there are images. Thread-safe."""
         self._wanted = round(seconds * NS)
 
     @property
     def spacing(self) -> float:
-        """Time between two images [s], where a tick can be chosen from several; else 0."""
+        """Time between two images [s], if a tick can be chosen from several; else 0."""
         if len(self._spacings) < _SPACINGS - 1:
             return 0.0
         spacing = sorted(self._spacings)[len(self._spacings) // 2]
@@ -158,7 +157,7 @@ class FramePacer:
         return self._moved / NS
 
     def _shift(self, spacing: int) -> None:
-        """Have the next tick come an image earlier, if that is what is wanted."""
+        """Make the next tick come one image earlier, if that is wanted."""
         if spacing > _CHOICE * self._period or 2 * self._wanted < spacing:
             self._wanted = 0
             return
@@ -166,40 +165,40 @@ class FramePacer:
         self._early, self._wanted, self._calm = spacing, max(0, self._wanted - spacing), _CALM
 
     def _spacing(self, stamp: int) -> int:
-        """Return the time between two images [ns], the newest of which has this stamp."""
+        """Return the camera's spacing of images [ns], given the stamp of the newest one."""
         spacings = sorted((*self._spacings, stamp - self._seen))
         return spacings[len(spacings) // 2]
 
 
 class FrozenCamera:
     """
-    Notices a camera that repeats one image for ever, with new stamps.
+    Detects a camera that repeats one image for ever, with new stamps.
 
-    Counted is the time for which the image has stayed exactly the same while a command moved the robot. While it
-    stands the count pauses, since its image may well stay the same; but where the camera's images have shown sensor
-    noise while it stood, they must go on to, and standing counts as well. Only another image ends the count.
+    It adds up the time for which the image has stayed exactly the same while a command moved the robot. While the robot
+    stands the count pauses, since its image may well stay the same; but if the camera's images have shown sensor noise
+    while it stood, they must continue to do so, and standing counts as well. Only a different image resets the count.
     """
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """Begin again, with a camera that is taken to be alive, and of which nothing is known."""
+        """Start over with a camera that is assumed to be alive, and of which nothing is known."""
         self.frozen = False
         self._last: np.ndarray | None = None
         self._last_at = 0.0
         self._repeats = 0
         self._same_for = 0.0  # s, that count
         self._moved_at: float | None = None
-        self._noise: deque[bool] = deque(maxlen=_NOISY_IMAGES)  # whether images of a standing robot differed all over
+        self._noise: deque[bool] = deque(maxlen=_NOISY_IMAGES)  # whether images of a standing robot differed everywhere
         self._alive = 0
 
     def update(self, data: Sequence[int], moving: bool, now: float, timeout: float, recovery: int) -> bool:
         """
         Take the bytes of the next image, received at the steady time ``now`` [s]; return whether the camera is frozen.
 
-        It is once the same image has counted for ``timeout`` s (0: never), until the image has changed and ``recovery``
-        more have come. ``moving``: whether the command in force moves the robot.
+        It is frozen once the same image has counted for ``timeout`` s (0: never), until the image has changed and
+        ``recovery`` more have come. ``moving``: whether the command in force moves the robot.
         """
         data = np.frombuffer(data, np.uint8)
         last, self._last = self._last, data
@@ -208,7 +207,7 @@ class FrozenCamera:
         if moving or self._moved_at is None:
             self._moved_at = now
         if self.frozen:
-            # The robot stands by now, so that after the first change nothing may change any more.
+            # The robot stands by now, so after the first change the images may well stay the same.
             self._alive += not same or self._alive > 0
             if self._alive > recovery or timeout == 0.0:
                 self.frozen, self._same_for, self._repeats = False, 0.0, 0
@@ -216,7 +215,7 @@ class FrozenCamera:
             return self.frozen
         if not same:
             if last is not None and now - self._moved_at > _SETTLED:
-                # One that repeated an image before it changed does not show noise in each.
+                # A camera that repeated an image before it changed does not show noise in each.
                 self._noise.append(not self._repeats and _differ_all_over(data, last))
             self._same_for, self._repeats = 0.0, 0
             return False
@@ -233,23 +232,23 @@ class FrozenCamera:
 
 
 def _differ_all_over(data: np.ndarray, last: np.ndarray) -> bool:
-    """Return whether two images differ as by noise: not in a part, as where something moves before the camera."""
+    """Return whether two images differ as by noise, not only in part, as when something moves in front of the camera."""
     return len(data) != len(last) or np.count_nonzero(data != last) >= _NOISY_SHARE * len(data)
 
 
 @dataclass(frozen=True)
 class FrameSettings:
-    """What the world model node's parameters of the same names say. Times in s."""
+    """Settings from the world model node's parameters of the same names. Times in s."""
 
     tick_tolerance: float = 0.05   # a tick may come so much earlier than one step period after the last one
     time_jump: float = 1.0         # a gap or a step back of the stamps of more than this begins a new episode
     frozen_timeout: float = 0.5    # the same image for so long in motion, or despite noise: the camera is frozen; 0: never
     frozen_recovery: int = 3       # images to wait, once the image changes again
-    every_image: bool = False      # read those between two ticks, too: no parameter, but for who sorts them later
+    every_image: bool = False      # read those between two ticks, too: not a parameter, for callers that sort them later
 
 
 class Frame(NamedTuple):
-    """``image``, uint8 (H, W, 3) RGB, is given for a TICK, the first of a NEW_EPISODE and, if asked for, one BETWEEN."""
+    """``image``, uint8 (H, W, 3) RGB, is set for a TICK, a NEW_EPISODE and, with ``every_image``, for one BETWEEN."""
 
     pace: Pace
     image: np.ndarray | None = None
@@ -257,8 +256,8 @@ class Frame(NamedTuple):
 
 class Frames:
     """
-    The images of one camera, in the order of their receipt, at a ``size`` (H, W) [pixels] that may be changed, as may the
-    ``view`` that brings them to it.
+    The images of one camera, in order of receipt, at ``size`` (H, W) [pixels]; ``size`` and ``view``, which brings images to
+    that size, may be changed.
     """
 
     def __init__(self, step_period: float, size: tuple[int, int]) -> None:
@@ -273,17 +272,17 @@ class Frames:
         return self._frozen.frozen
 
     def come_earlier(self, seconds: float) -> None:
-        """As FramePacer."""
+        """As ``FramePacer.come_earlier``."""
         self._pacer.come_earlier(seconds)
 
     @property
     def spacing(self) -> float:
-        """As FramePacer."""
+        """As ``FramePacer.spacing``."""
         return self._pacer.spacing
 
     @property
     def moved(self) -> float:
-        """As FramePacer."""
+        """As ``FramePacer.moved``."""
         return self._pacer.moved
 
     def forget(self) -> None:
@@ -294,11 +293,11 @@ class Frames:
     def take(self, message: images.Image | images.CompressedImage, stamp: int, moving: bool, now: float,
              settings: FrameSettings) -> Frame:
         """
-        Judge an image with the given ``stamp`` [ns], received at the steady time ``now`` [s]; only a tick is
-        decoded, unless every image is asked for.
+        Judge an image with the given ``stamp`` [ns], received at the steady time ``now`` [s]; only ticks are decoded,
+        unless ``every_image`` is set.
 
-        ``moving``: whether the command in force moves the robot. Raises ImageError for a tick that cannot be
-        read; the pace goes on as if it had not come.
+        ``moving``: whether the command in force moves the robot. Raises ImageError for a tick that cannot be read; the
+        pace continues as if it had not come.
         """
         pace = self._pacer.classify(stamp, settings.tick_tolerance, settings.time_jump)
         if pace.refused:
@@ -312,17 +311,17 @@ class Frames:
                 message.data, moving, now, settings.frozen_timeout, settings.frozen_recovery):
             return Frame(Pace.FROZEN)
         if was_frozen:
-            pace = Pace.NEW_EPISODE  # what was shown in between is not what happened
+            pace = Pace.NEW_EPISODE  # the frozen images did not show what happened
         self._pacer.take(stamp, pace)
         return Frame(pace, image)
 
 
 def misfit(steps: Sequence[float], step_period: float, gate_timeout: float) -> str:
     """
-    Say in one sentence why a camera does not go with the model, and what to do; '' if nothing is wrong with it.
+    Return, in one sentence, why a camera's rate does not suit the model, and what to do; '' if nothing is wrong with it.
 
-    ``steps`` [s]: times between ticks that follow each other. ``step_period`` [s]: of the model. ``gate_timeout`` [s]:
-    silence after which the command gate stops the robot. Single steps that are too long are no matter of the rate.
+    ``steps`` [s]: times between successive ticks. ``step_period`` [s]: of the model. ``gate_timeout`` [s]: silence after
+    which the command gate stops the robot. Isolated steps that are too long do not count against the rate.
     """
     if len(steps) < _FEWEST:
         return ''
@@ -349,7 +348,7 @@ def misfit(steps: Sequence[float], step_period: float, gate_timeout: float) -> s
 
 
 def is_usable(action: Iterable[float]) -> bool:
-    """Return whether all numbers of an action are finite, as the model has them: in float32."""
+    """Return whether all numbers of an action are finite in float32, the model's type."""
     return all(abs(value) <= _LARGEST for value in action)  # of a NaN, every comparison is false
 
 
@@ -360,9 +359,9 @@ class Executed(NamedTuple):
 
 class ExecutedActions:
     """
-    What the robot was told to do, over time. A command is in force from its receipt until the next one.
+    History of the commands given to the robot. A command is in force from its receipt until the next one.
 
-    But no longer than a time-out, after which the base brakes by itself: the publisher of the command may be dead.
+    But no longer than a time-out, after which the base brakes by itself: the command's publisher may be dead.
 
     Written by one thread and read by another.
     """
@@ -370,7 +369,7 @@ class ExecutedActions:
     def __init__(self, actions: int, step_period: float, timeout: float = EXECUTED_TIMEOUT) -> None:
         """
         ``actions``: numbers in an action; ``step_period``: of the model [s]; ``timeout`` [s], 0: a command is in force
-        until the next one comes, as on a topic that tells changes only.
+        until the next one comes, as on a topic that only publishes changes.
         """
         self._size, self._period = actions, round(step_period * NS)
         self._timeout = round(timeout * NS) or sys.maxsize
@@ -378,10 +377,10 @@ class ExecutedActions:
         self._kept: deque[Executed] = deque()
 
     def add(self, stamp: int, action: tuple[float, ...]) -> None:
-        """Take a command that was received at ``stamp`` [ns, ROS time]."""
+        """Add a command received at ``stamp`` [ns, ROS time]."""
         with self._lock:
             if self._kept and stamp < self._kept[-1].stamp:
-                self._kept.clear()  # ROS time was set back: what came before has no place on the new time
+                self._kept.clear()  # ROS time was set back: earlier commands have no place on the new timeline
             self._kept.append(Executed(stamp, action))
             while len(self._kept) > 1 and self._kept[1].stamp < stamp - _KEPT:
                 self._kept.popleft()
@@ -392,7 +391,7 @@ class ExecutedActions:
         return newest is not None and any(newest.action) and now - newest.stamp < self._timeout
 
     def ran_out(self, now: int) -> bool:
-        """Return whether the newest command moved the robot, and is in force no more at ``now`` [ns, ROS time]."""
+        """Return whether the newest command moved the robot, and has timed out at ``now`` [ns, ROS time]."""
         newest = self._newest
         return newest is not None and any(newest.action) and now - newest.stamp >= self._timeout
 
@@ -401,7 +400,7 @@ class ExecutedActions:
         Return the time-weighted mean action between two stamps [ns], float32 (A,); zeros while no command was in
         force.
 
-        ``start`` None stands for one step period before ``end``.
+        ``start`` None means one step period before ``end``.
         """
         start = end - self._period if start is None else start
         total = np.zeros(self._size)
@@ -418,8 +417,8 @@ class ExecutedActions:
 
     def held(self, start: int, end: int) -> list[tuple[float, np.ndarray]]:
         """
-        Return the actions (A,) in force from one stamp to a later one [ns], in order, with the seconds that each is; the
-        newest one until ``end``, which may be yet to come. Zeros while none was in force.
+        Return the actions (A,) in force from one stamp to a later one [ns], in order, each with its duration in s; the
+        newest one lasts until ``end``, which may be in the future. Zeros while none was in force.
         """
         with self._lock:
             kept = [each for each in self._kept if each.stamp < end]
@@ -440,7 +439,7 @@ class ExecutedActions:
     def first(self, start: int, end: int) -> tuple[float, ...] | None:
         """
         Return the first command received from the stamp ``start`` until ``end`` [ns], else the one in force at
-        ``start``, or zeros if its time was over; None before the first command.
+        ``start``, or zeros if it had timed out; None before the first command.
         """
         with self._lock:
             found = None
