@@ -1,4 +1,4 @@
-"""The parameters of the command gate. The limits are named as those of ros2_controllers' diff_drive_controller."""
+"""The parameters of the command gate. The limits are named as in ros2_controllers' diff_drive_controller."""
 
 from worldmodel_ros.parameters.declaration import DIAGNOSTICS_PERIOD, Param
 from worldmodel_ros.safety.gate import ACTIONS

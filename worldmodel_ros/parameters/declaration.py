@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-# As ``ros2 param describe`` and generate_parameter_library name them.
+# Named as in ``ros2 param describe`` and generate_parameter_library.
 TYPES = {bool: 'bool', int: 'int', float: 'double', str: 'string'}
-UNITS = {'s': 's', 'ms': 'ms', 'hz': 'Hz', 'mb': 'MB'}  # by the end of a parameter's name
+UNITS = {'s': 's', 'ms': 'ms', 'hz': 'Hz', 'mb': 'MB'}  # by the suffix of a parameter's name
 _INT64 = range(-2**63, 2**63)
 
 
@@ -17,14 +17,14 @@ class Param:
     """
     One parameter.
 
-    ``default``: a value, an array as a tuple; None for a parameter that may stay unset and then reads as None, which needs its
-    ``type``: bool, int, double, string, or one of them with ``_array`` (the only way to an empty array: rclpy cannot tell the
-    type of one). ``low`` and ``high`` are inclusive. ``unit``: need not be given for a name that ends in ``_s``, ``_ms``,
-    ``_hz`` or ``_mb``. ``read_only``: as ROS has it; ``while_configured``: cannot be changed while a lifecycle node is
-    configured. ``check`` maps a value to the reason for refusing it, or None; the default is not checked so. A ``fault`` is
-    there only with ALLOW_FAULTS. ``formerly``: the name that it had before, which is accepted for one release, with a warning.
+    ``default``: a value, arrays as a tuple; None for a parameter that may stay unset and then reads as None, which needs its
+    ``type``: bool, int, double, string, or one of them with ``_array`` (the only way to declare an empty array: rclpy cannot
+    infer its type). ``low`` and ``high`` are inclusive. ``unit``: not needed for a name that ends in ``_s``, ``_ms``, ``_hz``
+    or ``_mb``. ``read_only``: as in ROS; ``while_configured``: cannot be changed while a lifecycle node is configured.
+    ``check`` maps a value to the reason for refusing it, or None; it is not applied to the default. A ``fault`` exists only
+    with ALLOW_FAULTS. ``formerly``: the old name, which is accepted for one release, with a warning.
 
-    Raises ValueError for a default that is out of its own bounds or choices.
+    Raises ValueError for a default outside its own bounds or choices.
     """
 
     name: str
@@ -52,14 +52,14 @@ class Param:
             raise ValueError(f'{self.name}: the default {reason}')
 
     def refusal(self, value: Any) -> str | None:
-        """Return why ``value`` is refused, or None: by its type, bounds, choices and ``check``."""
+        """Return why ``value`` is refused by its type, bounds, choices or ``check``; None if it is not."""
         if value is None:
             return None
         reason = self._misfit(value) or (self.check(value) if self.check else None)
         return f'{self.name}: {reason}' if reason else None
 
     def allowed(self) -> str:
-        """Return the choices, or the bounds, in words; '' where there are none."""
+        """Return the choices, or the bounds, as text; '' if there are none."""
         if self.choices:
             return ', '.join(map(str, self.choices))
         if self.low is None or self.high is None:

@@ -1,4 +1,4 @@
-"""The parameters of the simulated robot, those that give it faults among them."""
+"""The parameters of the simulated robot, including those that inject faults."""
 
 from worldmodel_ros.parameters.declaration import ALLOW_FAULTS, DIAGNOSTICS_PERIOD, Param
 from worldmodel_ros.sim.task_scenes import SCENES

@@ -1,4 +1,4 @@
-"""The tables of all nodes, by the name of the executable."""
+"""The tables of all nodes, by executable name."""
 
 from worldmodel_ros.parameters import bag_player, command_gate, recorder, sim_robot, world_model_node
 from worldmodel_ros.parameters.declaration import Param

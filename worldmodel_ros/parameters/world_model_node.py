@@ -16,7 +16,7 @@ def _server_refusal(server: str) -> str | None:
 
 
 PARAMETERS = (
-    # Changing those that are fixed while configured would need another engine or other subscriptions.
+    # Those that are fixed while configured would need another engine or other subscriptions to change.
     Param('model', 'tiny', 'name of a shipped model, or a folder that `worldmodel train` wrote, or one with `world.json`: an '
           'open world model, which predicts and never commands', while_configured=True),
     Param('backend', 'auto', 'what runs the networks; auto takes torch on a GPU and for a model over tiles, else ONNX '
