@@ -1,4 +1,4 @@
-"""The drivers that training data is collected with: what is commanded in an episode, step by step."""
+"""Drivers for collecting training data: each chooses the commands of an episode, step by step."""
 from collections.abc import Callable, Mapping
 import math
 
@@ -8,20 +8,20 @@ from worldmodel_ros.sim.expert import search_action
 from worldmodel_ros.sim.scene import COLOURS
 from worldmodel_ros.sim.world import LIMITS, World
 
-# Called once a step with the world and the expert's commands for the goals, (4, 2); returns the next target.
+# Called once per step with the world and the expert's commands for the goals, (4, 2); returns the next target.
 Driver = Callable[[World, np.ndarray], np.ndarray]
 
 _LOW = np.array([LIMITS.v_min, -LIMITS.w_max])
 _HIGH = np.array([LIMITS.v_max, LIMITS.w_max])
-# Commands that people and what-if questions use: one plain speed, straight or in a curve.
+# Commands typical of people and what-if questions: one constant speed, straight or in a curve.
 _PLAIN_V = (-0.3, -0.2, 0.0, 0.0, 0.2, 0.3, 0.4, 0.4, 0.6)
 _PLAIN_W = (-1.5, -1.0, -0.5, 0.0, 0.0, 0.0, 0.5, 1.0, 1.5)
-APART = 8  # steps without a contact after which a toucher drives up to the next object
-MEMORY = 17  # steps that a searcher remembers: what a policy sees at once, a window of ``tiny`` and the newest image
+APART = 8  # steps without a contact after which ``Touch`` drives up to the next object
+MEMORY = 17  # steps that ``Searcher`` remembers: what a policy sees at once, a window of ``tiny`` plus the newest image
 
 
 class Expert:
-    """Drives to one goal after another, with bursts of noise whose errors it mends."""
+    """Drives to one goal after another, with bursts of noise, whose errors it corrects."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self._rng = rng
@@ -32,7 +32,7 @@ class Expert:
 
     @property
     def goal(self) -> int:
-        """Which of COLOURS it drives to at present."""
+        """Index in COLOURS of the present goal."""
         return self._goal
 
     def __call__(self, world: World, expert: np.ndarray) -> np.ndarray:
@@ -54,8 +54,8 @@ class Expert:
 
 
 class Searcher(Expert):
-    """As the expert, but it searches for a goal that it has not seen for MEMORY steps: so it gets to where a policy gets
-    to that learns to search."""
+    """An expert that searches for a goal it has not seen for MEMORY steps, and so visits the states that a policy visits
+    that learns to search."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         super().__init__(rng)
@@ -82,7 +82,7 @@ class Smooth:
 
 
 class Steps:
-    """Holds a random command for a random time, then the next: half of them plain manoeuvres."""
+    """Holds random commands, each for a random time; half of them are plain manoeuvres."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self._rng = rng
@@ -102,7 +102,7 @@ class Steps:
 
 
 class Ram:
-    """Drives into an object and pushes it, perhaps to the wall; then backs off and takes another."""
+    """Drives into an object and pushes it, perhaps to the wall; then backs off and picks another."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self._rng = rng
@@ -125,8 +125,8 @@ class Ram:
 
 
 class Touch:
-    """Drives up to an object until it touches it, and there does what Steps does: turns, pushes, backs off, stands. Once
-    it has touched nothing for a while, it takes another."""
+    """Drives up to an object until it touches it, then does what ``Steps`` does: turns, pushes, backs off, stands. Once it
+    has touched nothing for a while, it picks another."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self._rng, self._steps = rng, Steps(rng)
@@ -148,12 +148,11 @@ class Touch:
 
 
 class LookAway:
-    """Turns away from what it sees, stays away for a while, at times driving, and turns back: what comes into view then was
-    seen before."""
+    """Turns away from what it sees, stays away for a while, at times driving, and turns back to what it saw before."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self._rng = rng
-        self._pieces: list[tuple[int, tuple[float, float]]] = []  # steps and command of each piece to come, the last one first
+        self._pieces: list[tuple[int, tuple[float, float]]] = []  # steps and command of each piece ahead, the last one first
 
     def __call__(self, world: World, expert: np.ndarray) -> np.ndarray:
         if not self._pieces:
@@ -177,7 +176,7 @@ class LookAway:
 
 
 def _towards(world: World, colour: str, speed: float) -> np.ndarray:
-    """Straight at an object, at most at ``speed``."""
+    """Return the command straight at an object, at most at ``speed``."""
     bearing = world.goal_bearing(colour)
     turn = min(max(2.5 * bearing, -LIMITS.w_max), LIMITS.w_max)
     return np.array([speed * max(0.0, math.cos(bearing)) ** 3, turn])

@@ -1,8 +1,8 @@
 """Drives to a goal from the true state, by rules that a policy with only the camera can learn to follow.
 
-``expert_action`` knows where the goal is, also where something hides it. ``search_action`` is what to do while nothing that
-was seen tells: a policy that imitates the expert there learns to turn on the spot, which never ends where every view of
-the goal from there is blocked.
+``expert_action`` knows where the goal is, even if something hides it. ``search_action`` is for when nothing seen so far tells
+where the goal is: a policy that imitates the expert there learns to turn on the spot, which never ends if every view of the
+goal from that spot is blocked.
 """
 import math
 
@@ -15,40 +15,40 @@ STOP_DISTANCE = 0.42  # m, between centres: a little inside the distance that co
 CRUISE, SEARCH_SPEED = 0.5, 0.25  # m/s
 SPIN, TURN = 1.0, 1.2  # rad/s
 
-_VIEW = math.radians(40.0)  # the goal is steered at within this bearing
+_VIEW = math.radians(40.0)  # the robot steers at a goal within this bearing
 _KEEP = math.radians(36.0)  # a detour keeps the goal within this bearing
-_STEER_GAIN = 2.5  # rad/s a rad
+_STEER_GAIN = 2.5  # rad/s per rad
 _FULL_TURN = math.radians(45.0)  # at this heading error the robot turns in place
 _BACK_OFF = 0.30  # m, to an object that is too wide to pass with the goal in view
 _MARGIN = 0.10  # m, next to an object on a detour
 _WALL_MARGIN = 0.08  # m, next to a wall on a detour
 _ARC_SPEED, _ARC_TURN = 0.5, 1.2  # m/s, rad/s: a search's circle of 0.4 m
-_FAR = 3.0  # m, of a free way ahead: so far off, a search turns slower
+_FAR = 3.0  # m of free path ahead beyond which a search turns more slowly
 _FAR_TURN = 0.5  # rad/s
 
 
 def expert_action(world: World, goal: str) -> np.ndarray:
-    """The expert's command towards the object named ``goal``: float32 (2,), m/s and rad/s.
+    """Return the expert's command towards the object named ``goal``: float32 (2,), m/s and rad/s.
 
-    Within the robot's speed limits; how fast it may change is the caller's to limit. It depends on the state
-    alone, without memory. Raises ValueError for a goal that is not in the room.
+    It is within the robot's speed limits; the caller limits its rate of change. It depends on the state alone,
+    without memory. Raises ValueError for a goal that is not in the room.
     """
     distance, bearing = world.goal_distance(goal), world.goal_bearing(goal)
     if abs(bearing) >= _VIEW:
-        # Always to the left, also when the right is nearer: the policy that learns from this sees only the
-        # camera, and nothing in an image without the goal says on which side it is.
+        # Always to the left, even when the right is nearer: a policy that learns from this has only the camera,
+        # and an image without the goal does not say on which side it is.
         return np.array([0.0, SPIN], np.float32)
     visible = world.visible(goal)
     if visible and distance < STOP_DISTANCE:
         return np.zeros(2, np.float32)
-    # A goal in the direction of view but hidden: go round what hides it, slowly, until it shows. Spinning on
-    # would never end where every view of the goal from here is blocked.
+    # A goal ahead but hidden: go round what hides it, slowly, until it shows. Spinning on would never end if every
+    # view of the goal from here is blocked.
     obstacles = _obstacles(world, goal)
     wanted = _heading(world, obstacles, distance, bearing)
     heading = min(max(wanted, bearing - _KEEP), bearing + _KEEP)
     ahead = _clearance(obstacles)
     if abs(wanted - bearing) > _KEEP and ahead < _BACK_OFF:
-        # Too near to pass with the goal in view: back off, facing it, until the way past is at a small angle.
+        # Too near to pass with the goal in view: back off, facing it, until the detour is at a small angle.
         return np.array([-0.2, min(max(_STEER_GAIN * bearing, -TURN), TURN)], np.float32)
     speed = min(CRUISE if visible else SEARCH_SPEED, 0.1 + 0.9 * max(0.0, distance - STOP_DISTANCE))
     speed *= max(0.0, 1.0 - abs(heading) / _FULL_TURN)
@@ -61,18 +61,18 @@ def expert_action(world: World, goal: str) -> np.ndarray:
 
 
 def search_action(world: World) -> np.ndarray:
-    """The command of a search for a goal that is not in view: float32 (2,), m/s and rad/s.
+    """Return the command of a search for a goal that is not in view: float32 (2,), m/s and rad/s.
 
-    Circles to the left, which look around and behind things at once. They turn slower where the way ahead is long, so
-    that they move through the room instead of closing, and drive slower the nearer anything is ahead. It depends on the
-    state alone, without memory, and not on where any goal is.
+    Circles to the left, which look around and behind things at once. It turns more slowly if the path ahead is long, so
+    that it moves through the room instead of closing the circle, and drives more slowly the nearer anything is ahead. It
+    depends on the state alone, without memory, and not on where any goal is.
     """
     free = min(_clearance(_obstacles(world)), _wall_clearance(world))
     return np.array([min(_ARC_SPEED, 1.5 * max(0.0, free - 0.02)), _FAR_TURN if free > _FAR else _ARC_TURN], np.float32)
 
 
 def _obstacles(world: World, goal: str | None = None) -> list[tuple[float, float, float]]:
-    """x and y in base_link and the radius (m) of every object, but of the goal if one is named."""
+    """Return x and y in base_link and the radius (m) of every object except the goal, if one is named."""
     x, y, yaw = world.pose
     cos, sin = math.cos(yaw), math.sin(yaw)
     found = []
@@ -84,7 +84,7 @@ def _obstacles(world: World, goal: str | None = None) -> list[tuple[float, float
 
 
 def _heading(world: World, obstacles: list, distance: float, bearing: float) -> float:
-    """The direction to drive in, rad in base_link: the goal's, or past the nearest object in the way."""
+    """Return the direction to drive in, rad in base_link: the goal's, or past the nearest object in the way."""
     heading = bearing
     for x, y, radius in sorted(obstacles, key=lambda o: math.hypot(o[0], o[1])):
         away, direction, reach = math.hypot(x, y), math.atan2(y, x), radius + ROBOT_RADIUS + _MARGIN
@@ -102,7 +102,7 @@ def _heading(world: World, obstacles: list, distance: float, bearing: float) -> 
 
 
 def _has_room(world: World, direction: float, away: float, sideways: float) -> bool:
-    """Whether the robot fits at the point that lies ``sideways`` of the one ``away`` m off in ``direction``."""
+    """Return whether the robot fits at the point ``sideways`` m from the one ``away`` m off in ``direction``."""
     x, y, yaw = world.pose
     cos, sin = math.cos(yaw + direction), math.sin(yaw + direction)
     px, py = x + away * cos - sideways * sin, y + away * sin + sideways * cos
@@ -111,7 +111,7 @@ def _has_room(world: World, direction: float, away: float, sideways: float) -> b
 
 
 def _clearance(obstacles: list) -> float:
-    """Metres that the robot can drive straight on before it touches an object."""
+    """Return how many metres the robot can drive straight on before it touches an object."""
     free = math.inf
     for x, y, radius in obstacles:
         reach = radius + ROBOT_RADIUS + 0.01
@@ -121,7 +121,7 @@ def _clearance(obstacles: list) -> float:
 
 
 def _wall_clearance(world: World) -> float:
-    """Metres that the robot can drive straight on before it touches a wall."""
+    """Return how many metres the robot can drive straight on before it touches a wall."""
     x, y, yaw = world.pose
     free = math.inf
     half_x, half_y = world.scene.width / 2, world.scene.depth / 2

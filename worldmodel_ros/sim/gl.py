@@ -1,17 +1,16 @@
-"""Headless OpenGL for MuJoCo, chosen before ``mujoco`` is imported; where it is missing, names the remedy."""
+"""Selects headless OpenGL for MuJoCo before ``mujoco`` is imported; if it is missing, names the remedy."""
 import os
 from importlib.util import find_spec
 
-# ``mujoco`` reads MUJOCO_GL when it is first imported. Without a choice it takes GLFW, which needs a display.
+# ``mujoco`` reads MUJOCO_GL when it is first imported. By default it takes GLFW, which needs a display.
 _BACKEND = os.environ.setdefault('MUJOCO_GL', 'osmesa').strip().lower()
-# Mesa draws small images no faster with threads of its own, and each one then waits for the busiest core.
+# Threads of its own do not make Mesa faster for small images, and each image then waits for the busiest core.
 os.environ.setdefault('LP_NUM_THREADS', '0')
 _PACKAGES = {'osmesa': 'libosmesa6', 'egl': 'libegl1'}
 
 if find_spec('triton'):
-    # Mesa's renderer (OSMesa, and EGL without a GPU) and Triton both bring LLVM along, and Triton's crashes the process
-    # when it is loaded after Mesa's.
-    # PyTorch loads Triton, where it is installed, whenever it exports or compiles a model.
+    # Mesa's renderer (OSMesa, and EGL without a GPU) and Triton both contain LLVM, and Triton's crashes the process if it
+    # is loaded after Mesa's. PyTorch loads Triton, if installed, whenever it exports or compiles a model.
     import triton  # noqa: F401
 
 try:

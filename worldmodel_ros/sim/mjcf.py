@@ -9,8 +9,8 @@ GRAVITY = 9.81
 WALL_THICKNESS = 0.06
 TOP_CAMERA_HEIGHT = 9.0
 
-# For contacts and the stack, of each state of a room. Driving takes up to 40 KiB of it, all objects within each other 104. It
-# is in the heap between small blocks that stay: with 1 MiB of it, a process grew by 5 to 6 MiB in the course of 300 rooms.
+# For contacts and the stack, per state of a room. Driving takes up to 40 KiB, all objects inside each other 104. It is on
+# the heap between small long-lived blocks: with 1 MiB, a process grew by 5 to 6 MiB over 300 rooms.
 _MEMORY = '256K'
 
 # Collision bits: wheels and casters meet the floor; chassis and objects meet the walls and one another.
@@ -18,7 +18,7 @@ _FLOOR = 'contype="1" conaffinity="2"'
 _ROLLING = 'contype="2" conaffinity="1"'
 _SOLID = 'contype="4" conaffinity="4"'
 _VISUAL = 'contype="0" conaffinity="0" mass="0"'
-# Shape, size, place and colour of what is only to be looked at: top plate, heading mark, mast, camera head.
+# Shape, size, place and colour of the visual-only parts: top plate, heading mark, mast, camera head.
 _ROBOT_LOOKS = (
     ('cylinder', '0.135 0.004', '0 0 0.143', '0.90 0.91 0.93'),
     ('box', '0.035 0.012 0.004', '0.09 0 0.146', '0.98 0.45 0.10'),
@@ -27,7 +27,7 @@ _ROBOT_LOOKS = (
 )
 # Geom groups: 0 solid and visible, 1 only visible, 2 the robot, 4 never drawn (MuJoCo draws groups 0 to 2).
 
-# Every scene has these same textures and materials in this order: a GL context made for one draws them all.
+# All scenes have the same textures and materials in this order, so that a GL context made for one draws them all.
 _ASSETS = """
   <asset>
     <texture name="sky" type="skybox" builtin="gradient" rgb1="0.93 0.94 0.95" rgb2="0.70 0.78 0.86"
@@ -47,7 +47,7 @@ def _numbers(*values: float) -> str:
 
 
 def top_camera_fov(scene: sc.Scene) -> float:
-    """Degrees of view with which the overhead camera just shows the whole room, walls included."""
+    """Return the field of view in degrees with which the overhead camera just shows the whole room, walls included."""
     reach = max(scene.width, scene.depth) / 2 + 1.5 * WALL_THICKNESS
     return 2 * math.degrees(math.atan2(reach, TOP_CAMERA_HEIGHT - scene.wall_height))
 
@@ -93,7 +93,7 @@ def _prop(prop: sc.Prop) -> Iterator[str]:
     yield (f'<geom name="{prop.colour}" type="{prop.shape}" size="{_numbers(*size)}" '
            f'mass="{_numbers(prop.mass)}" material="glossy" rgba="{_numbers(*prop.rgb, 1)}" {_SOLID} '
            'friction="0.3 0.005 0.0001"/>')
-    # A dark patch on the floor instead of a shadow, which would cost a second pass over the scene.
+    # A dark patch on the floor instead of a shadow, which would need a second pass over the scene.
     yield (f'<geom type="cylinder" size="{_numbers(prop.radius * 1.2, 0.0015)}" rgba="0 0 0 0.28" {_VISUAL} '
            f'group="1" pos="{_numbers(0, 0, 0.002 - half_height)}"/>')
     yield '</body>'
@@ -117,8 +117,8 @@ def _robot(scene: sc.Scene) -> Iterator[str]:
     for shape, size, place, rgb in _ROBOT_LOOKS:
         yield f'<geom type="{shape}" size="{size}" pos="{place}" rgba="{rgb} 1" {_VISUAL} group="2"/>'
     for x_caster in (0.115, -0.115):
-        # MuJoCo lets the larger friction of the two geoms in contact count; without the priority the floor's
-        # would, and the casters would brake the robot to a quarter of its command.
+        # MuJoCo uses the larger friction of the two geoms in contact; without the priority that is the floor's, and
+        # the casters would brake the robot to a quarter of its command.
         yield (f'<geom type="sphere" size="0.03" pos="{x_caster} 0 0.0305" priority="1" condim="1" '
                f'mass="0.05" {_ROLLING} group="2" rgba="0.3 0.3 0.32 1"/>')
     yield (f'<camera name="camera" pos="{_numbers(*camera)}" xyaxes="{_numbers(*_camera_axes(scene))}" '
@@ -133,7 +133,7 @@ def _robot(scene: sc.Scene) -> Iterator[str]:
 
 
 def to_mjcf(scene: sc.Scene, timestep: float) -> str:
-    """The MJCF document of a scene, for a physics step of ``timestep`` seconds."""
+    """Return the MJCF document of a scene, for a physics step of ``timestep`` seconds."""
     half = (scene.width / 2 + WALL_THICKNESS, scene.depth / 2 + WALL_THICKNESS)
     d, a = scene.light_diffuse, scene.light_ambient
     bodies = [*_walls(scene), *(line for prop in scene.props for line in _prop(prop)), *_robot(scene),

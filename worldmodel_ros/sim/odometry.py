@@ -1,4 +1,4 @@
-"""What a robot measures of its own motion: wheel encoders that are noisy and slip, and a pose integrated from them."""
+"""Wheel odometry of the simulated robot: encoders with noise and slip, and a pose integrated from them."""
 from dataclasses import dataclass
 import math
 
@@ -8,17 +8,17 @@ from worldmodel_ros.motion import along_arc
 from worldmodel_ros.sim.scene import TRACK, WHEEL_RADIUS
 from worldmodel_ros.sim.world import World
 
-_STREAM = 21  # keeps the errors apart from the scene of the same seed
-_SLIP_TIME = 1.0  # s, after which slip has forgotten what it was
+_STREAM = 21  # keeps the errors independent of the scene of the same seed
+_SLIP_TIME = 1.0  # s, correlation time of the slip
 
 
 @dataclass(frozen=True)
 class EncoderErrors:
-    """How wheel encoders err. The defaults are those of a small robot on a hard floor.
+    """Errors of wheel encoders. The defaults are those of a small robot on a hard floor.
 
-    ``scale``: standard deviation of a wheel's radius against the nominal one, drawn once an episode. ``slip``: standard
-    deviation of the share of a wheel's turning that is slip, which changes slowly. ``noise``: standard deviation in rad of
-    a wheel's travel for each root of a second. ``ticks``: of an encoder for each turn of the wheel.
+    ``scale``: standard deviation of a wheel's radius relative to the nominal one, drawn once per episode. ``slip``: standard
+    deviation of the share of a wheel's rotation that is slip, which changes slowly. ``noise``: standard deviation of a
+    wheel's travel, rad per root of a second. ``ticks``: of an encoder per turn of the wheel.
     """
 
     scale: float = 0.01
@@ -28,12 +28,12 @@ class EncoderErrors:
 
 
 class WheelOdometry:
-    """The pose in SE(2) that follows from the encoders of a world's robot, from where it stands at the beginning.
+    """The pose in SE(2) integrated from the encoders of a world's robot, relative to where it started.
 
-    The errors follow from the world's seed, the time of each update and how the wheels turned, so that an episode that is
-    driven again measures the same. The world's own ``pose`` stays the truth.
+    The errors are determined by the world's seed, the time of each update and the wheels' rotation, so that an episode
+    driven again measures the same. The world's own ``pose`` is the ground truth.
 
-    ``pose``: x, y (m) and yaw (rad, -pi..pi) in the frame ``odom``, whose origin is where the robot stood at the beginning.
+    ``pose``: x, y (m) and yaw (rad, -pi..pi) in the frame ``odom``, whose origin is where the robot started.
     ``twist``: m/s and rad/s over the last update's interval.
     """
 
@@ -48,7 +48,7 @@ class WheelOdometry:
         self.twist = (0.0, 0.0)
 
     def update(self, world: World) -> None:
-        """Take what the wheels have done since the last update, which the same world must have seen."""
+        """Integrate the wheels' motion since the last update; ``world`` must be the same one."""
         interval = world.time - self._time
         if interval <= 0.0:
             return
@@ -57,7 +57,7 @@ class WheelOdometry:
         keep = math.exp(-interval / _SLIP_TIME)
         self._slip = keep * self._slip + math.sqrt(1.0 - keep * keep) * errors.slip * rng.standard_normal(2)
         turned = angles - self._angles
-        # Noise belongs to turning: an encoder that stands counts nothing.
+        # Noise only while turning: an encoder at rest counts nothing.
         noise = errors.noise * math.sqrt(interval) * rng.standard_normal(2) * (np.abs(turned) > 1e-3)
         self._travel += turned * self._scale * (1.0 + self._slip) + noise
         tick = math.tau / errors.ticks

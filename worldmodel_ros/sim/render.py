@@ -1,4 +1,4 @@
-"""Draws any world headless: one OpenGL context a thread, for every world and every image size in it."""
+"""Headless rendering of any world: one OpenGL context per thread, for all its worlds and image sizes."""
 import threading
 
 import numpy as np
@@ -10,7 +10,7 @@ _local = threading.local()
 
 
 class Renderer:
-    """An OpenGL context with the textures that all scenes share. Belongs to the thread that made it."""
+    """An OpenGL context with the textures that all scenes share. Belongs to the thread that created it."""
 
     def __init__(self, model: mujoco.MjModel) -> None:
         self._gl = GLContext(64, 64)  # images are drawn off-screen, in a buffer of their own
@@ -25,7 +25,7 @@ class Renderer:
     def draw(
         self, model: mujoco.MjModel, data: mujoco.MjData, camera: int, size: tuple[int, int]
     ) -> np.ndarray:
-        """The view of camera number ``camera``, uint8 (H, W, 3) RGB, for a ``size`` of (H, W) pixels."""
+        """Return the view of camera number ``camera``, uint8 (H, W, 3) RGB, for a ``size`` of (H, W) pixels."""
         height, width = size
         self._gl.make_current()
         if (self._context.offWidth, self._context.offHeight) != (width, height):
@@ -41,7 +41,7 @@ class Renderer:
 
 
 def thread_renderer(model: mujoco.MjModel) -> Renderer:
-    """This thread's renderer, made with ``model`` when there is none yet."""
+    """Return this thread's renderer, created with ``model`` if there is none yet."""
     renderer = getattr(_local, 'renderer', None)
     if renderer is None:
         renderer = _local.renderer = Renderer(model)

@@ -1,4 +1,4 @@
-"""Drives episodes and collects them: images, actions, the expert's, and true state.
+"""Drives episodes and collects them: images, actions, the expert's actions, and true state.
 
 ``train.simulate`` keeps them as a dataset; ``collect`` holds a few in memory.
 """
@@ -21,8 +21,8 @@ from worldmodel_ros.sim.world import LIMITS, TIMESTEP, World
 TRAINING_SEEDS = range(1_000_000)  # every other seed is for evaluation
 PERIOD = 0.1  # s, between two frames
 MAX_LATENCY = 0.05  # s, from a frame to the start of the command that answers it
-_BEHAVIOUR_STREAM = 1  # keeps the driver's random numbers apart from those of the scene of the same seed
-_MEASURED_STREAM = 2  # likewise, what decides whether an episode has measured actions
+_BEHAVIOUR_STREAM = 1  # keeps the driver's random numbers independent of those of the scene of the same seed
+_MEASURED_STREAM = 2  # likewise, for whether an episode has measured actions
 
 _worker_arrays: dict[str, np.ndarray] = {}
 _worker_world: list[World] = []
@@ -31,7 +31,7 @@ _worker_world: list[World] = []
 def array_shapes(
     episodes: int, steps: int, size: tuple[int, int]
 ) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-    """Shape and type of every array that ``collect`` returns."""
+    """Return shape and dtype of every array that ``collect`` returns."""
     e, t, goals = episodes, steps, len(COLOURS)
     return {
         'frames': ((e, t, *size, 3), np.dtype(np.uint8)),
@@ -49,9 +49,9 @@ def array_shapes(
 
 def collect(seeds: Sequence[int], steps: int, size: tuple[int, int] = (64, 64), workers: int | None = None,
             mix: Mapping[str, float] = DEFAULT_MIX) -> dict[str, np.ndarray]:
-    """Drives one episode of ``steps`` frames for each seed and returns their arrays, E episodes of T frames.
+    """Drive one episode of ``steps`` frames for each seed and return their arrays, E episodes of T frames.
 
-    frames         uint8 (E, T, H, W, 3): the camera; frame 0 is before any action
+    frames         uint8 (E, T, H, W, 3): camera images; frame 0 is before any action
     actions        float32 (E, T, 2): the command executed in the interval that led to frame t; zero at 0
     expert         float32 (E, T, 4, 2): the expert's command at frame t for each goal (ordered as in COLOURS)
                    as the acceleration limits allow it after actions[t]
@@ -63,10 +63,10 @@ def collect(seeds: Sequence[int], steps: int, size: tuple[int, int] = (64, 64), 
     behaviour      str (E,): which driver of ``mix`` (name to weight) chose the commands
     seeds          int64 (E,)
 
-    A command begins a random latency of up to MAX_LATENCY after the frame that it answers. An episode depends
-    on its seed, the mix and the size alone. ``size`` is (height, width). ``workers`` are processes, by default as
-    many as cores; one is this process. The arrays are memory-mapped files without a name, gone with the arrays. Raises
-    ValueError for an unknown driver in the mix.
+    A command takes effect a random latency of up to MAX_LATENCY after the frame that it answers. An episode depends on
+    its seed, the mix and the size alone. ``size`` is (height, width). ``workers`` are processes, by default as many as
+    cores; with one, this process does the work. The arrays are memory-mapped to unlinked files, freed with the arrays.
+    Raises ValueError for an unknown driver in the mix.
     """
     seeds = np.asarray(seeds, np.int64)
     check_mix(mix)
@@ -115,8 +115,8 @@ def _fill(arrays: Mapping[str, np.ndarray], world: World, index: int, mix: Mappi
 
 
 def drive_alone(job: tuple[int, int, tuple[int, int], Mapping[str, float], float]) -> dict[str, np.ndarray]:
-    """Drive the episode of a job, (seed, frames, image size, mix, measured), in this process's world; arrays as ``collect``
-    returns them, without E, ``behaviour`` and ``seeds``."""
+    """Drive the episode of a job, (seed, frames, image size, mix, measured), in this process's world; return arrays as
+    ``collect`` does, without E, ``behaviour`` and ``seeds``."""
     seed, frames, size, mix, measured = job
     if not _worker_world:
         _worker_world.append(World(image_size=size))
@@ -128,10 +128,10 @@ def drive_alone(job: tuple[int, int, tuple[int, int], Mapping[str, float], float
 
 def drive_episode(world: World, seed: int, mix: Mapping[str, float], episode: dict[str, np.ndarray],
                   drivers: Mapping[str, Callable[[np.random.Generator], Driver]] = DRIVERS, measured: float = 0.0) -> str:
-    """Drives a seed's episode into ``episode``, arrays as in ``collect`` without E; returns the driver's name.
+    """Drive a seed's episode into ``episode``, arrays as in ``collect`` without E; return the driver's name.
 
-    ``drivers``: who may be asked in place of those that the names of ``mix`` stand for, once at every frame.
-    ``measured``: probability that the seed's ``actions`` are the twists that wheel encoders measured, not the commands.
+    ``drivers``: what the names of ``mix`` refer to; the chosen driver is called once per frame. ``measured``: probability
+    that the seed's ``actions`` are the twists measured by wheel encoders, not the commands.
     """
     rng = np.random.default_rng([seed, _BEHAVIOUR_STREAM])
     weights = np.array(list(mix.values()), float)
@@ -159,14 +159,14 @@ def drive_episode(world: World, seed: int, mix: Mapping[str, float], episode: di
 
 
 def random_latency(rng: np.random.Generator) -> int:
-    """Physics steps, up to MAX_LATENCY, after which a command begins."""
+    """Return the number of physics steps, up to MAX_LATENCY, after which a command takes effect."""
     return int(rng.integers(round(MAX_LATENCY / TIMESTEP) + 1))
 
 
 def advance(
     world: World, previous: tuple[float, float], command: tuple[float, float], late_steps: int
 ) -> bool:
-    """One period, its first ``late_steps`` physics steps still under ``previous``; whether anything was hit."""
+    """Simulate a period, the first ``late_steps`` physics steps still under ``previous``; return whether anything was hit."""
     collided = False
     if late_steps:
         world.step(previous, late_steps * TIMESTEP)

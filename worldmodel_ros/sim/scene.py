@@ -1,4 +1,4 @@
-"""What a seed decides: layout, looks and dynamics of a room, from the ranges of the domain randomisation."""
+"""Samples a room from a seed: layout, looks and dynamics, within the ranges of the domain randomisation."""
 import colorsys
 from dataclasses import dataclass
 import math
@@ -21,7 +21,7 @@ CAMERA_X, CAMERA_Z, CAMERA_PITCH = 0.10, 0.25, math.radians(8.0)  # in base_link
 _OBJECT_HSV = {'red': (0.0, 0.88, 0.85), 'green': (0.37, 0.82, 0.62), 'blue': (0.61, 0.85, 0.85),
                'yellow': (0.135, 0.90, 0.95)}
 _OBJECT_HUE_JITTER = 0.02
-# The walls stay far less saturated than any goal, so that no wall can pass for one.
+# Walls are far less saturated than any goal, so that no wall can be mistaken for one.
 _WALL_HUES = (0.08, 0.27, 0.55, 0.80)
 
 _WALL_CLEARANCE = 0.62  # m, object centre to wall: the robot fits between
@@ -64,7 +64,7 @@ class Wall:
 
 @dataclass(frozen=True)
 class Scene:
-    """All that the seed decides about one world. Lengths in m, angles in rad, colours RGB in 0..1."""
+    """All that the seed determines about one world. Lengths in m, angles in rad, colours RGB in 0..1."""
 
     seed: int
     width: float  # inside, along x
@@ -81,7 +81,7 @@ class Scene:
     wall_friction: float
     base_mass: float
     wheel_friction: float
-    wheel_gain: tuple[float, float]  # executed over commanded speed, left and right
+    wheel_gain: tuple[float, float]  # ratio of executed to commanded speed, left and right
     camera_offset: tuple[float, float, float] = (0.0, 0.0, 0.0)
     camera_rotation: tuple[float, float] = (0.0, 0.0)  # added to yaw and pitch
     camera_noise: float = 0.0  # standard deviation, of 255
@@ -108,7 +108,7 @@ def _walls(rng: np.random.Generator, lengths: tuple[float, ...], height: float) 
             pitch = length / count
             panels = [Panel((i + 0.5) * pitch - length / 2, height / 2, pitch / 4, height / 2, accent)
                       for i in range(count)]
-        else:  # a door or a picture on the wall
+        else:  # a door or a poster
             half_width = rng.uniform(0.35, 0.7)
             along = rng.uniform(-0.25, 0.25) * length
             panels = [Panel(along, height * 0.46, half_width, height * 0.38, accent)]
@@ -119,7 +119,7 @@ def _walls(rng: np.random.Generator, lengths: tuple[float, ...], height: float) 
 def _place(
     rng: np.random.Generator, width: float, depth: float
 ) -> tuple[np.ndarray, tuple[float, float, float]]:
-    """Positions of the objects, (4, 2), and the start pose; the spacing relaxes where it does not fit."""
+    """Return the positions of the objects, (4, 2), and the start pose; the spacing is relaxed if it does not fit."""
     half = np.array([width, depth]) / 2
     for attempt in range(1000):
         relax = 0.98 ** (attempt // 20)
@@ -135,8 +135,8 @@ def _place(
 def sample_scene(seed: int, randomise: bool = True) -> Scene:
     """Draw the scene of a seed: the same on every call and machine.
 
-    With ``randomise`` false the layout still follows the seed, while colours, shapes, light, friction, masses,
-    motor gains and camera keep their nominal values and the camera has no noise.
+    Without ``randomise`` the layout still follows the seed, while colours, shapes, light, friction, masses, motor
+    gains and camera keep their nominal values and the camera has no noise.
     """
     rng = np.random.default_rng(seed)
     width, depth = rng.uniform(3.5, 5.0, 2)

@@ -1,8 +1,8 @@
-"""Rooms with movers for the tasks of ``evaluate.control``: what a seed decides in each kind of scene.
+"""Rooms with movers for the tasks of ``evaluate.control``, sampled from a seed for each kind of scene.
 
-Looks, size and dynamics are those of ``sample_scene``; where something moves, objects, start and movers are placed again.
-Movers begin ahead of the robot: a camera of 90 degrees cannot predict what comes from behind. The scenes of some seeds are
-pinned by their SHA-256 (``task_scenes.json``), so that what a model was trained on can be told later.
+Looks, size and dynamics are those of ``sample_scene``; if something moves, objects, start and movers are placed again.
+Movers start ahead of the robot: with a camera of 90 degrees, nothing can predict what comes from behind. The scenes of some
+seeds are pinned by their SHA-256 (``task_scenes.json``), so that it can be checked later what a model was trained on.
 """
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -15,7 +15,7 @@ import numpy as np
 from worldmodel_ros.sim.movers import BALL_RADIUS, CYAN, MAGENTA, RED, VIOLET, Ball, Mover, Shuttle, random_stops
 from worldmodel_ros.sim.scene import COLOURS, Prop, Scene, sample_scene
 
-BAND = 1.3  # m, across, of the street's band in which shuttles cross
+BAND = 1.3  # m, width of the street's band in which shuttles cross
 _STREAMS = {'intercept': 11, 'street': 12, 'follow': 13, 'second_ball': 14, 'avoid_red': 15, 'pass_behind': 16}
 _STOP_HORIZON = 40.0  # s, for which random stops are drawn: longer than any task
 _WALL_GAP = 0.62  # m, from an object's centre to a wall
@@ -25,7 +25,7 @@ _TRIES = 2000
 
 @dataclass(frozen=True)
 class Variant:
-    """What differs from the scenes that training may use: faster, more and otherwise bouncing movers (``shifted``), or
+    """Differences from the scenes that training may use: faster, more and differently bouncing movers (``shifted``), or
     shuttles that stop at random for 0.3 to 1 s (``stops``)."""
 
     shifted: bool = False
@@ -39,11 +39,11 @@ class Variant:
 
 
 class NoLayout(RuntimeError):
-    """A room has no place for what a task needs; the generator redraws its size and layout."""
+    """A room has no space for what a task needs; the generator redraws its size and layout."""
 
 
 def task_scene(kind: str, seed: int, variant: Variant = Variant()) -> Scene:
-    """The scene of a seed (an integer from 0) in one of SCENES: the same on every call and machine.
+    """Return the scene of a seed (an integer from 0) in one of SCENES: the same on every call and machine.
 
     ``rooms`` and ``recall`` are the rooms of ``sample_scene``, which have no variants. Raises ValueError for an unknown kind.
     """
@@ -62,7 +62,7 @@ def task_scene(kind: str, seed: int, variant: Variant = Variant()) -> Scene:
 
 
 def goal_colour(kind: str, seed: int) -> str:
-    """The goal object of a seed's scene: the one behind the street or the mover; in static rooms any."""
+    """Return the goal object of a seed's scene: the one behind the street or the mover; in static rooms any."""
     if kind not in _STREAMS:
         return COLOURS[int(np.random.default_rng(seed).integers(len(COLOURS)))]
     choices = COLOURS[1:] if kind == 'avoid_red' else COLOURS
@@ -70,7 +70,8 @@ def goal_colour(kind: str, seed: int) -> str:
 
 
 def fingerprint(kind: str, seeds: range, variant: Variant = Variant()) -> str:
-    """SHA-256 of the scenes and goals of ``seeds``, with lengths to a micrometre: beyond that, libraries may differ."""
+    """Return the SHA-256 of the scenes and goals of ``seeds``, with lengths to a micrometre: below that, libraries may
+    differ."""
     def rounded(value):
         if isinstance(value, float):
             return round(value, 6) + 0.0  # no negative zero
@@ -98,8 +99,8 @@ def _second_ball(base: Scene, rng: np.random.Generator, variant: Variant) -> Sce
 
 def _with_balls(base: Scene, rng: np.random.Generator, variant: Variant, balls: tuple, distances: tuple[float, float]
                 ) -> Scene:
-    """The room of ``base`` with balls ahead of its robot, at ``distances`` (m, least and most) and within 32 degrees, with
-    nothing between; each rolls in any direction."""
+    """Return the room of ``base`` with balls ahead of its robot, at ``distances`` (m, least and most), within 32 degrees and
+    with nothing in between; each rolls in any direction."""
     start, yaw = np.array(base.start[:2]), float(rng.uniform(-math.pi, math.pi))
     movers: list[Mover] = []
     for name, colour, rgb in balls:
@@ -114,7 +115,7 @@ def _with_balls(base: Scene, rng: np.random.Generator, variant: Variant, balls: 
 
 
 def _street(base: Scene, rng: np.random.Generator, variant: Variant) -> Scene:
-    """Start and goal on either side of a band across the room's longer side; the lanes lie in it, side by side."""
+    """Return a room with start and goal on either side of a band across its longer side, in which the lanes lie."""
     goal = COLOURS.index(goal_colour('street', base.seed))
     room = _Street(base, goal, rng, BAND / 2)
     count = 5 if variant.shifted else 3
@@ -129,7 +130,7 @@ def _street(base: Scene, rng: np.random.Generator, variant: Variant) -> Scene:
 
 
 def _pass_behind(base: Scene, rng: np.random.Generator, variant: Variant) -> Scene:
-    """As the street, with a single shuttle."""
+    """Return a room like the street, with a single shuttle."""
     goal = COLOURS.index(goal_colour('pass_behind', base.seed))
     room = _Street(base, goal, rng, BAND / 2)
     radius = float(rng.uniform(0.12, 0.15))
@@ -138,7 +139,7 @@ def _pass_behind(base: Scene, rng: np.random.Generator, variant: Variant) -> Sce
 
 
 def _avoid_red(base: Scene, rng: np.random.Generator, variant: Variant) -> Scene:
-    """A red object next to the straight way to the goal, and a red ball that rolls across it."""
+    """Return a room with a red object next to the straight way to the goal, and a red ball that rolls across it."""
     goal = COLOURS.index(goal_colour('avoid_red', base.seed))
     room = _Street(base, goal, rng, 0.45)
     way = np.array(room.goal) - room.start
@@ -191,7 +192,7 @@ class _Street:
 
     def shuttle(self, name: str, lane: float, middle: float, reach: float, variant: Variant,
                 rng: np.random.Generator, radius: float) -> Shuttle:
-        """One that crosses at ``lane`` m along the room, ``reach`` m to either side of ``middle``."""
+        """Return a shuttle that crosses at ``lane`` m along the room, ``reach`` m to either side of ``middle``."""
         speed, phase = variant.speed(rng), float(rng.uniform())
         stops = random_stops(rng, _STOP_HORIZON) if variant.stops else ()
         return Shuttle(name, 'violet', VIOLET, *self._point(lane, middle), 0 if self._flip else 1, reach, speed, phase,
@@ -206,17 +207,17 @@ def _unit(angle: float) -> np.ndarray:
 
 
 def _inside(scene: Scene, place: np.ndarray, gap: float) -> bool:
-    """Whether a place is at least ``gap`` m from every wall."""
+    """Return whether a place is at least ``gap`` m from every wall."""
     return abs(place[0]) < scene.width / 2 - gap and abs(place[1]) < scene.depth / 2 - gap
 
 
 def _nearest(props: tuple[Prop, ...], place: np.ndarray) -> float:
-    """Metres to the nearest object's centre."""
+    """Return the distance in m to the nearest object's centre."""
     return min(math.dist((prop.x, prop.y), place) for prop in props)
 
 
 def _clear_view(props: tuple[Prop, ...], start: np.ndarray, place: np.ndarray) -> bool:
-    """Whether no object stands between two places."""
+    """Return whether no object stands between two places."""
     way = place - start
     for prop in props:
         share = float(np.clip(np.dot((prop.x, prop.y) - start, way) / np.dot(way, way), 0.0, 1.0))

@@ -1,4 +1,4 @@
-"""The simulated world: steps the physics, draws the cameras, tells the true state, and forks."""
+"""The simulated world: steps the physics, renders the cameras, gives the true state, and forks."""
 import copy
 import math
 from dataclasses import dataclass
@@ -18,18 +18,18 @@ MIN_IMAGE, MAX_IMAGE = 16, 1280  # pixels, either side of an image
 
 _STATE = mujoco.mjtState.mjSTATE_INTEGRATION
 _SETTLE_STEPS = 20
-_CONTACT_STEPS = 4  # physics steps between two looks at the contacts
-_BASE_QPOS = 3 * len(COLOURS)  # the objects' three joints each come first
-# A colour counts as visible this far from the optical axis at most: inside the image by a pixel of 64.
+_CONTACT_STEPS = 4  # physics steps between checks of the contacts
+_BASE_QPOS = 3 * len(COLOURS)  # each object's three joints come first
+# Largest angle from the optical axis at which a colour counts as visible: inside the image by a pixel of 64.
 _VISIBLE_ANGLE = math.radians(CAMERA_FOV_DEG / 2 - 2.0)
-# Points of an object that are looked for, as fractions of its radius sideways and of its height.
+# Points of an object that are tested for visibility, as fractions of its radius sideways and of its height.
 _LOOK_AT = ((0.0, 0.6), (0.0, 0.95), (-0.7, 0.6), (0.7, 0.6), (-0.7, 0.9), (0.7, 0.9))
 _SOLID_GROUP = np.array([1, 0, 0, 0, 0, 0], np.uint8)
 
 
 @dataclass(frozen=True)
 class Playback:
-    """What T actions led to; entry t is the state after action t.
+    """Outcome of T actions; entry t is the state after action t.
 
     frames: uint8 (T, H, W, 3) RGB. poses: float64 (T, 3), x and y in m and yaw in rad, as ``World.pose``.
     collided: bool (T,), contact with a wall or an object during the action.
@@ -41,11 +41,11 @@ class Playback:
 
 
 class World:
-    """A differential-drive robot with a camera, in a walled room with four coloured objects that it can push, and what
-    moves by itself in the scene (``movers``).
+    """A differential-drive robot with a camera, in a walled room with four coloured objects that it can push, and the scene's
+    ``movers``, which move by themselves.
 
-    Everything follows from the seed and the actions, whatever was simulated before. A world and its forks may
-    be used from several threads as long as each of them is used by one thread at a time.
+    Everything is determined by the seed and the actions, whatever was simulated before. A world and its forks may be used
+    from several threads, each of them by one thread at a time.
     """
 
     colours = COLOURS
@@ -57,17 +57,17 @@ class World:
         self.reset(seed)
 
     def reset(self, seed: int) -> None:
-        """Begin the episode of ``seed`` (an integer from 0): a room, its objects and the robot at rest.
+        """Start the episode of ``seed`` (an integer from 0): a room, its objects and the robot at rest.
 
         ``collided`` says whether anything touched the robot in the last ``step``, ``touched`` what: names of objects and
-        movers, ``wall0`` to ``wall3``. A restored snapshot knows the first alone.
+        movers, ``wall0`` to ``wall3``. A restored snapshot only has ``collided``.
         """
         self.load(sample_scene(seed, self._randomise))
 
     def load(self, scene: Scene) -> None:
-        """Begin an episode in a scene, such as one of ``task_scenes``, with its movers on their way."""
+        """Start an episode in a scene, such as one of ``task_scenes``, with its movers in motion."""
         self._scene = scene
-        # A new model rather than a changed one: forks of the last episode keep theirs.
+        # A new model instead of a modified one: forks of the last episode keep theirs.
         self._model = mujoco.MjModel.from_xml_string(mjcf.to_mjcf(self._scene, TIMESTEP))
         self._data = mujoco.MjData(self._model)
         self._chassis = self._model.geom('chassis').id
@@ -87,7 +87,7 @@ class World:
         self._update_positions()
 
     def _hold_movers(self) -> None:
-        """Put every mover to its state at time 0."""
+        """Put every mover into its state at time 0."""
         for mover in self._scene.movers:
             if isinstance(mover, Ball):
                 for axis, speed in zip('xy', mover.velocity, strict=True):
@@ -100,12 +100,12 @@ class World:
 
     def _drive_shuttles(self) -> None:
         for shuttle, actuator in self._shuttles:
-            # The reference of the step's end, where the actuators are to have brought the shuttle.
+            # The reference at the step's end, to which the actuators should have brought the shuttle.
             self._data.ctrl[actuator:actuator + 2] = shuttle.reference(self._data.time + TIMESTEP)
 
     @property
     def scene(self) -> Scene:
-        """What the seed decided."""
+        """The scene that the seed determined."""
         return self._scene
 
     @property
@@ -131,10 +131,10 @@ class World:
         return float(velocity[0] * math.cos(yaw) + velocity[1] * math.sin(yaw)), float(velocity[5])
 
     def step(self, action: np.ndarray, duration: float = 0.1) -> None:
-        """Drives with ``action`` (2,), forward m/s and yaw rad/s, for ``duration`` s (a multiple of 5 ms).
+        """Drive with ``action`` (2,), forward m/s and yaw rad/s, for ``duration`` s (a multiple of 5 ms).
 
-        The motors follow within some 50 ms and saturate at their greatest speed; nothing else limits the
-        action. Raises ValueError for an action that is not two finite numbers or another duration.
+        The motors follow within some 50 ms and saturate at their top speed; nothing else limits the action. Raises
+        ValueError for an action that is not two finite numbers or another duration.
         """
         v, w = _checked_action(action)
         steps = round(duration / TIMESTEP)
@@ -170,9 +170,9 @@ class World:
         mujoco.mj_camlight(self._model, self._data)
 
     def render(self, size: tuple[int, int] | None = None) -> np.ndarray:
-        """The robot's camera, uint8 (H, W, 3) RGB; ``size`` is (height, width), by default that of the world.
+        """Return the robot's camera image, uint8 (H, W, 3) RGB; ``size`` is (height, width), by default that of the world.
 
-        The same state gives the same image, noise included: the noise follows from the seed and the time.
+        The same state gives the same image, noise included: the noise is determined by the seed and the time.
         """
         size = self.image_size if size is None else _checked_size(size)
         picture = thread_renderer(self._model).draw(self._model, self._data, self._camera, size)
@@ -188,14 +188,14 @@ class World:
 
     def draw_camera(self, size: tuple[int, int], vertical_fov: float, higher: float = 0.0, lower_pitch: float = 0.0
                     ) -> np.ndarray:
-        """Another camera in the place of the robot's: a pinhole of ``vertical_fov`` degrees, ``higher`` by so many m and
-        pitched down by ``lower_pitch`` rad more; uint8 (H, W, 3) RGB of ``size`` (height, width), without noise."""
+        """Return the image of another camera in the robot's place: a pinhole of ``vertical_fov`` degrees, ``higher`` m higher
+        and pitched down ``lower_pitch`` rad further; uint8 (H, W, 3) RGB of ``size`` (height, width), without noise."""
         model, data, camera = self._model, self._data, self._camera
         fov, place, turned = float(model.cam_fovy[camera]), model.cam_pos[camera].copy(), model.cam_quat[camera].copy()
         try:
             model.cam_fovy[camera] = vertical_fov
             model.cam_pos[camera, 2] += higher
-            # The camera's own x axis points to the right: a turn about it by less than 0 looks further down.
+            # The camera's own x axis points to the right: a negative turn about it looks further down.
             down = np.array([math.cos(lower_pitch / 2), -math.sin(lower_pitch / 2), 0.0, 0.0])
             mujoco.mju_mulQuat(model.cam_quat[camera], turned, down)
             mujoco.mj_camlight(model, data)
@@ -205,24 +205,24 @@ class World:
             mujoco.mj_camlight(model, data)
 
     def render_top(self, size: tuple[int, int] = (480, 480)) -> np.ndarray:
-        """The room from above (x to the right, y up), uint8 (H, W, 3) RGB, without camera noise."""
+        """Return the room from above (x to the right, y up), uint8 (H, W, 3) RGB, without camera noise."""
         picture = thread_renderer(self._model).draw(self._model, self._data, self._top, _checked_size(size))
         return np.ascontiguousarray(picture)
 
     def top_pixels(self, points: np.ndarray, size: tuple[int, int] = (480, 480)) -> np.ndarray:
-        """Columns and rows, (N, 2) pixels, of floor points, (N, 2) in m, in ``render_top(size)``."""
+        """Return columns and rows, (N, 2) pixels, of floor points, (N, 2) in m, in ``render_top(size)``."""
         height, width = size
         half_view = math.radians(mjcf.top_camera_fov(self._scene)) / 2
         scale = height / (2 * mjcf.TOP_CAMERA_HEIGHT * math.tan(half_view))
         return np.asarray(points) * (scale, -scale) + (width / 2, height / 2)
 
     def position(self, colour: str) -> tuple[float, float]:
-        """x and y in m of an object's centre. Raises ValueError for a colour that is not in the room."""
+        """Return x and y in m of an object's centre. Raises ValueError for a colour that is not in the room."""
         x, y, _ = self._data.xpos[self._body(colour)].tolist()
         return x, y
 
     def velocity(self, name: str) -> tuple[float, float]:
-        """True velocity of a mover in m/s along x and y. Raises ValueError for a mover that is not in the room."""
+        """Return the true velocity of a mover in m/s along x and y. Raises ValueError for a mover that is not in the room."""
         dof = self._model.body_dofadr[self._body(name)]
         match self._shapes[name]:
             case Ball():
@@ -235,29 +235,29 @@ class World:
 
     @property
     def wheel_angles(self) -> tuple[float, float]:
-        """Radians that the left and the right wheel have turned since the reset."""
+        """Rotation of the left and the right wheel since the reset, rad."""
         left, right = self._data.qpos[self._wheels].tolist()
         return left, right
 
     def heading(self, colour: str) -> float:
-        """Yaw of an object in the room, rad in -pi..pi; objects turn when they are pushed."""
+        """Return the yaw of an object in the room, rad in -pi..pi; objects turn when they are pushed."""
         matrix = self._data.xmat[self._body(colour)]
         return math.atan2(matrix[3], matrix[0])
 
     def goal_distance(self, colour: str) -> float:
-        """Metres from the robot's centre to the object's."""
+        """Return the distance in m from the robot's centre to the object's."""
         x, y = self.position(colour)
         robot_x, robot_y, _ = self.pose
         return math.hypot(x - robot_x, y - robot_y)
 
     def goal_bearing(self, colour: str) -> float:
-        """Direction of the object in base_link, rad in -pi..pi, positive to the left."""
+        """Return the direction of the object in base_link, rad in -pi..pi, positive to the left."""
         x, y = self.position(colour)
         robot_x, robot_y, yaw = self.pose
         return math.remainder(math.atan2(y - robot_y, x - robot_x) - yaw, math.tau)
 
     def visible(self, colour: str) -> bool:
-        """Whether the robot's camera sees a part of the object: in its view, and not behind another one."""
+        """Return whether the robot's camera sees a part of the object: in its view, and not behind another one."""
         body = self._body(colour)
         if abs(self.goal_bearing(colour)) > math.pi / 2:
             return False
@@ -279,14 +279,14 @@ class World:
         return bool((self._model.geom_bodyid[geoms[geoms >= 0]] == body).any())
 
     def snapshot(self) -> np.ndarray:
-        """The whole state as float64 (N,); ``restore`` goes back to it exactly."""
+        """Return the whole state as float64 (N,); ``restore`` goes back to it exactly."""
         state = np.empty(mujoco.mj_stateSize(self._model, _STATE))
         mujoco.mj_getState(self._model, self._data, state, _STATE)
         return np.concatenate(([self._scene.seed, self.collided], state))
 
     def restore(self, snapshot: np.ndarray) -> None:
-        """Go back to a snapshot of this scene. Raises ValueError for one of another seed or length, which is all that
-        tells scenes apart."""
+        """Go back to a snapshot of this scene. Raises ValueError for one of another seed or length; nothing else tells scenes
+        apart."""
         size = mujoco.mj_stateSize(self._model, _STATE) + 2
         if np.shape(snapshot) != (size,):
             raise ValueError(f'a snapshot has the shape ({size},), got {np.shape(snapshot)}')
@@ -298,21 +298,21 @@ class World:
         self._update_positions()
 
     def move_robot(self, pose: tuple[float, float, float]) -> None:
-        """Put the robot, as it is, to x and y in m and yaw in rad; nothing checks that there is room for it."""
+        """Move the robot, as it is, to x and y in m and yaw in rad, without checking that there is room for it."""
         x, y, yaw = pose
         self._data.qpos[_BASE_QPOS:_BASE_QPOS + 2] = x, y
         self._data.qpos[_BASE_QPOS + 3:_BASE_QPOS + 7] = math.cos(yaw / 2), 0.0, 0.0, math.sin(yaw / 2)
         self._update_positions()
 
     def fork(self) -> 'World':
-        """An independent world in the same state; it shares what never changes in an episode."""
+        """Return an independent world in the same state; it shares what never changes in an episode."""
         fork = copy.copy(self)
         fork._data = mujoco.MjData(self._model)
         fork.restore(self.snapshot())
         return fork
 
     def play(self, actions: np.ndarray, period: float = 0.1) -> Playback:
-        """Drives through ``actions`` (T, 2), each for ``period`` s, and tells what followed; moves this world."""
+        """Drive through ``actions`` (T, 2), each for ``period`` s, and return the outcome; advances this world."""
         actions = np.asarray(actions)
         if actions.ndim != 2 or actions.shape[1] != 2:
             raise ValueError(f'actions have the shape (T, 2), got {actions.shape}')
