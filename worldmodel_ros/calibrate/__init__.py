@@ -1,6 +1,6 @@
 """
-What a robot's owner would have to guess: its latency, its gains, its slip and the pitch of its camera, fitted to a recording.
+Fits a robot's latency, gains, slip and camera pitch to a recording, so that its owner need not guess them.
 
-Signals and images only: no ROS and no model. How a recording becomes signals is here, too; what drives a robot for one is a
-node.
+Works on signals and images only: no ROS and no model. Reading signals from a recording is here, too; a node drives the robot
+to make one.
 """

@@ -1,4 +1,4 @@
-"""What a robot is driven through to be calibrated: steps ahead, back and on the spot, which end about where they began."""
+"""Command pattern for calibration: steps ahead, back and on the spot, which end about where they began."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 PERIOD = 0.1   # s, between two commands
 SPEED, TURN = 0.2, 0.6  # m/s, rad/s, at most
 
-# Shares of the greatest speed and turn, and seconds. Stops in between, so that a latency of up to half a second shows.
+# Shares of the greatest speed and turn, and seconds. The stops in between make a latency of up to half a second show.
 _STEPS = (
     (0.0, 0.0, 0.6),
     (1.0, 0.0, 1.6), (0.0, 0.0, 0.6), (-1.0, 0.0, 1.6), (0.0, 0.0, 0.6),
@@ -15,7 +15,7 @@ _STEPS = (
 
 
 def commands(rounds: int = 2, speed: float = SPEED, turn: float = TURN) -> Iterator[tuple[float, float]]:
-    """Yield commands, m/s and rad/s, one for each PERIOD."""
+    """Yield commands, m/s and rad/s, one per PERIOD."""
     for _ in range(rounds):
         for v, w, seconds in _STEPS:
             for _ in range(round(seconds / PERIOD)):
@@ -24,5 +24,5 @@ def commands(rounds: int = 2, speed: float = SPEED, turn: float = TURN) -> Itera
 
 
 def seconds(rounds: int = 2) -> float:
-    """Return how long that takes."""
+    """Return the duration of the pattern in s."""
     return rounds * sum(each[2] for each in _STEPS) + PERIOD

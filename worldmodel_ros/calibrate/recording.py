@@ -1,4 +1,4 @@
-"""What a recording tells of a robot: its signals, and all that can be fitted to them."""
+"""Reads the signals of a recording, and fits all that they determine about the robot."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -19,9 +19,9 @@ from . import vision
 from .response import CannotTell, Estimate, Response, fit, increments
 
 NS = 1_000_000_000
-MOTOR_LAG = 0.03         # s, of motion.py, which imagines how the robot moves: command_delay_s comes before it
-_OTHER_CLOCK = 1.0       # s, from stamp to receipt, from which a stamp is of another clock
-_MOST_IMAGES = 1500      # that are kept; of a longer recording, the first ones
+MOTOR_LAG = 0.03         # s, of motion.py, which predicts how the robot moves: command_delay_s comes before it
+_OTHER_CLOCK = 1.0       # s, from stamp to receipt, from which on a stamp is of another clock
+_MOST_IMAGES = 1500      # to keep; of a longer recording, the first ones
 _ODOMETRY = 'nav_msgs/msg/Odometry'
 AXES = ('speed', 'turn')
 
@@ -29,8 +29,8 @@ AXES = ('speed', 'turn')
 @dataclass(frozen=True)
 class Signals:
     """
-    N commands (m/s and rad/s) from the ``command_times`` on [s]; M poses (x, y, yaw) of odometry; grey images. ``lens`` is None
-    where no camera_info tells it.
+    N commands (m/s and rad/s) from their ``command_times`` on [s]; M poses (x, y, yaw) of odometry; grey images. ``lens`` is
+    None without a camera_info.
     """
 
     command_times: np.ndarray
@@ -45,8 +45,8 @@ class Signals:
 @dataclass(frozen=True)
 class Calibration:
     """
-    What was fitted, by name, and why the rest was not. ``speed`` and ``turn`` are by odometry, ``turn_seen`` is the turning by
-    the images, whose gain is pixels and therefore left out.
+    What was fitted, by name, and why the rest was not. ``speed`` and ``turn`` are from odometry, ``turn_seen`` is the turning
+    from images, whose gain is in pixels and therefore left out.
     """
 
     responses: dict[str, Response]
@@ -55,7 +55,7 @@ class Calibration:
 
     @property
     def parameters(self) -> dict[str, float]:
-        """What of it world_model_node takes."""
+        """The part that world_model_node takes as parameters."""
         latencies = [self.responses[name].latency.value for name in AXES if name in self.responses]
         found = {'command_delay_s': round(max(0.0, sum(latencies) / len(latencies) - MOTOR_LAG), 3)} if latencies else {}
         if 'camera_pitch_deg' in self.estimates:
@@ -74,7 +74,7 @@ class Calibration:
 
 
 def calibrate(signals: Signals) -> Calibration:
-    """Fit all that the signals tell."""
+    """Fit all that the signals determine."""
     responses: dict[str, Response] = {}
     estimates: dict[str, Estimate] = {}
     refused: dict[str, str] = {}
@@ -110,13 +110,13 @@ def _by_images(signals: Signals) -> Response:
 
 
 def _slip(signals: Signals) -> Estimate:
-    """Return the share of the turning that the wheels tell and that does not happen."""
+    """Return the share of the turning measured by the wheels that does not happen."""
     ratio = vision.turn_ratio(*_calibrated(signals))
     return Estimate(1.0 - ratio.value, 1.0 - ratio.high, 1.0 - ratio.low)
 
 
 def _calibrated(signals: Signals) -> tuple[Sequence[np.ndarray], np.ndarray, Lens]:
-    """Return images, the poses that they were taken at, and the lens."""
+    """Return the images, the poses at which they were taken, and the lens."""
     if len(signals.images) < 2:
         raise CannotTell('no images were recorded')
     if signals.lens is None:
@@ -131,9 +131,10 @@ def _calibrated(signals: Signals) -> tuple[Sequence[np.ndarray], np.ndarray, Len
 
 def read(path: Path, config: Path | None = None, odometry: str = '') -> Signals:
     """
-    Return the signals of a rosbag2 recording. ``config``: as of ``evaluate bag``; ``odometry``: its topic, if it has several.
+    Return the signals of a rosbag2 recording. ``config``: as for ``evaluate bag``; ``odometry``: the topic, if there are
+    several.
 
-    Commands count from their receipt: the stamp of a gated one is that of the image which it answers. Raises BagError.
+    Commands count from their receipt: the stamp of a gated one is that of the image that it answers. Raises BagError.
     """
     with open_bag(path) as bag:
         mapping = find_mapping(bag, TINY, config)
@@ -162,7 +163,7 @@ def read(path: Path, config: Path | None = None, odometry: str = '') -> Signals:
                 elif name == mapping.action_topic:
                     commands.append((log, *mapping.action(message)))
             except (MessageError, ImageError, CameraError):
-                continue  # what cannot be read tells nothing
+                continue  # skip unreadable messages
     if not commands:
         raise BagError(f'{path}: not one command on {mapping.action_topic} can be read')
     rows = with_time_out(np.array(commands), mapping.executed_timeout)
@@ -174,7 +175,7 @@ def read(path: Path, config: Path | None = None, odometry: str = '') -> Signals:
 
 
 def with_time_out(rows: np.ndarray, timeout: float) -> np.ndarray:
-    """Return commands (N, 3), each with its time first, with zeros where a base has braked after ``timeout`` s (0: never)."""
+    """Return commands (N, 3), time first, with zeros added where a base has braked after ``timeout`` s (0: never)."""
     if not timeout:
         return rows
     silent = np.flatnonzero(np.diff(rows[:, 0]) > timeout)
@@ -208,7 +209,7 @@ def _pose(message: Any) -> tuple[float, float, float]:
 
 
 def _times(stamps: list[tuple[float, float]]) -> np.ndarray:
-    """Return stamps [s], or the times of receipt where the stamps are of another clock."""
+    """Return the stamps [s], or the times of receipt if the stamps are of another clock."""
     if not stamps:
         return np.empty(0)
     own, received = np.array(stamps).T
@@ -216,6 +217,6 @@ def _times(stamps: list[tuple[float, float]]) -> np.ndarray:
 
 
 def _rising(times: np.ndarray) -> np.ndarray:
-    """Return the indices of times that are above all before them."""
+    """Return the indices of times that are greater than all before them."""
     highest = np.concatenate([[-np.inf], np.maximum.accumulate(times)[:-1]]) if len(times) else times
     return np.flatnonzero(times > highest)

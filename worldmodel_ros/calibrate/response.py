@@ -1,10 +1,10 @@
 """
 Fits how a base follows its commands: latency and gain, with intervals.
 
-The motion is taken to be the command, delayed by a dead time, through a first-order lag, times a gain. All dead times and lags
-of a grid are tried; the gain of each is a least-squares fit. What is compared are increments between two readings of odometry:
-the integral over the time between them, which no filter of a driver has touched. Intervals are percentiles of a bootstrap over
-blocks of time (Künsch, Annals of Statistics 17, 1989), since errors that follow each other are not independent.
+The model is the command, delayed by a dead time, through a first-order lag, times a gain. All dead times and lags of a grid are
+tried; the gain of each is a least-squares fit. It is fitted to increments between two readings of odometry: the integral over
+the time between them, which no driver has filtered. Intervals are percentiles of a bootstrap over blocks of time (Künsch,
+Annals of Statistics 17, 1989), since successive errors are not independent.
 """
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from typing import NamedTuple
 import numpy as np
 
 GRID = 0.005                                      # s, of the simulated response
-DEAD_TIMES = np.arange(0.0, 0.6001, GRID)         # s, that are tried
+DEAD_TIMES = np.arange(0.0, 0.6001, GRID)         # s, candidates
 LAGS = np.array([0.001, 0.015, 0.03, 0.045, 0.06, 0.08, 0.1, 0.13, 0.17, 0.22, 0.28, 0.35])  # s, time constants
 BLOCK = 1.0        # s, of the bootstrap
-SAMPLES = 400      # of it
+SAMPLES = 400      # of the bootstrap
 INTERVAL = 0.95
-_FEWEST_CHANGES = 6     # of a command, from which a latency may be told
-_CHANGE = 0.05          # of the greatest command, that counts as one
-_EXPLAINED = 0.7        # share of the motion's variance, below which the base does not follow these commands
-_WIDE_LATENCY = 0.1     # s, width of an interval that tells nothing any more
+_FEWEST_CHANGES = 6     # of a command, needed to determine a latency
+_CHANGE = 0.05          # of the greatest command, that counts as a change
+_EXPLAINED = 0.7        # share of the motion's variance below which the base does not follow these commands
+_WIDE_LATENCY = 0.1     # s, width of an interval that is too wide to be useful
 
 
 class CannotTell(ValueError):
-    """A recording that does not tell a number; the text says why, and what would."""
+    """A recording does not determine a number; the text says why, and what would."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Estimate:
 @dataclass(frozen=True)
 class Response:
     """
-    ``latency`` [s]: dead time and lag together, by which the motion is late on average. How it is divided among the two is told
-    less well, and matters less. ``gain``: motion by command. ``explained``: the share of the motion's variance.
+    ``latency`` [s]: dead time plus lag, the average delay of the motion. How it divides into the two is less well determined,
+    and matters less. ``gain``: motion over command. ``explained``: share of the motion's variance.
     """
 
     latency: Estimate
@@ -57,11 +57,11 @@ class Response:
 def fit(command_times: np.ndarray, commands: np.ndarray, times: np.ndarray, increments: np.ndarray,
         what: str = 'command', seed: int = 0) -> Response:
     """
-    Return how increments follow commands.
+    Fit how increments follow commands.
 
     ``commands`` (N,) hold from their ``command_times`` (N,) [s], rising, each to the next one. ``times`` (M + 1,) [s], rising,
-    are those of readings, ``increments`` (M,) what was moved between them: m for m/s, rad for rad/s. ``what`` names the command
-    in words. Raises CannotTell.
+    are those of readings, ``increments`` (M,) the motion between them: m for m/s, rad for rad/s. ``what``: the command's name
+    in messages. Raises CannotTell.
     """
     _require_changes(commands, what)
     start, end = times[0] - DEAD_TIMES[-1] - 1.0, times[-1]
@@ -71,7 +71,7 @@ def fit(command_times: np.ndarray, commands: np.ndarray, times: np.ndarray, incr
     grid = np.arange(start, end + GRID, GRID)
     held = commands[np.clip(np.searchsorted(command_times, grid, 'right') - 1, 0, None)] * (grid >= command_times[0])
     travelled = _travelled(held)
-    # (lags, dead times, M): what each would have moved between two readings, for a gain of 1.
+    # (lags, dead times, M): motion between two readings for each combination, with a gain of 1.
     at = times[None] - DEAD_TIMES[:, None]
     expected = np.stack([np.diff(np.interp(at, grid, each), axis=1) for each in travelled])[:, :, inside]
     moved = increments[inside]
@@ -89,7 +89,7 @@ def fit(command_times: np.ndarray, commands: np.ndarray, times: np.ndarray, incr
     drawn = np.array([_best(square @ weights, product @ weights, total @ weights)[:2] for weights in
                       rng.multinomial(len(total), np.full(len(total), 1 / len(total)), SAMPLES).astype(float)])
     low, high = np.quantile(drawn, [(1 - INTERVAL) / 2, (1 + INTERVAL) / 2], axis=0).tolist()
-    # A step of the grid more at both ends: within it, nothing was tried.
+    # Widened by a step of the grid at both ends, the resolution of what was tried.
     latency = Estimate(best.latency, max(0.0, min(best.latency, low[0]) - GRID), max(best.latency, high[0]) + GRID)
     gain = Estimate(best.gain, min(best.gain, low[1]), max(best.gain, high[1]))
     if gain.value < 0.0:
@@ -116,7 +116,7 @@ def _require_changes(commands: np.ndarray, what: str) -> None:
 
 
 def _travelled(held: np.ndarray) -> np.ndarray:
-    """Return what bases of all LAGS have moved up to each time of the grid (lags, N), under commands (N,) on the grid."""
+    """Return the motion (lags, N) of bases with all LAGS up to each time of the grid, under commands (N,) on the grid."""
     keep = np.exp(-GRID / LAGS)
     speeds, speed = np.empty((len(held), len(LAGS))), np.zeros(len(LAGS))
     for k, command in enumerate(held):
@@ -130,7 +130,7 @@ def _by_block(values: np.ndarray, block: np.ndarray) -> np.ndarray:
 
 
 def _best(square: np.ndarray, product: np.ndarray, total: float) -> _Best:
-    """Return the best combination of a lag and a dead time, by the sums of each (combinations,)."""
+    """Return the best combination of lag and dead time, given the sums for each (combinations,)."""
     error = total - product ** 2 / np.maximum(square, 1e-12)
     k = int(error.argmin())
     lag, dead = divmod(k, len(DEAD_TIMES))
@@ -138,7 +138,7 @@ def _best(square: np.ndarray, product: np.ndarray, total: float) -> _Best:
 
 
 def increments(poses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return how far ahead [m] and how far to the left [rad] a robot went between poses (M + 1, 3) in the plane."""
+    """Return how far a robot went ahead [m] and turned left [rad] between poses (M + 1, 3) in the plane."""
     x, y, yaw = poses.T
     turned = np.remainder(np.diff(yaw) + np.pi, 2 * np.pi) - np.pi
     middle = yaw[:-1] + turned / 2

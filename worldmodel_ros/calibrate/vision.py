@@ -1,9 +1,9 @@
 """
-What the images of a recording tell of motion: by how much the view turns, the robot's turning, and the pitch of the camera.
+Estimates motion from the images of a recording: the shift of the view, the robot's turning, and the pitch of the camera.
 
-Corners are followed from image to image (Lucas and Kanade 1981, forward and back). With a calibrated lens, the directions that
-they move along when the robot goes straight meet where it is heading, which is ahead of the robot whatever is seen; so the
-pitch follows without a target.
+Corners are tracked from image to image (Lucas and Kanade 1981, forward and back). With a calibrated lens, their motion while
+the robot goes straight meets at the focus of expansion, which is straight ahead of the robot whatever is seen; so the pitch
+needs no target.
 """
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ import numpy as np
 from worldmodel_ros.inputs.camera import EQUIDISTANT, Lens
 from .response import INTERVAL, SAMPLES, CannotTell, Estimate
 
-STRAIGHT, ADVANCE, TURN = 0.01, 0.08, 0.1  # rad and m between two images that tell a pitch; rad, of two that tell a turning
-FARTHEST = 5             # images apart, of such a pair
+STRAIGHT, ADVANCE, TURN = 0.01, 0.08, 0.1  # rad, at most, and m, at least, between images for a pitch; rad, for a turning
+FARTHEST = 5             # images apart, at most, in such a pair
 _CORNERS = 150
 _FEWEST_CORNERS = 8
 _FEWEST_PAIRS = 8
-_BACK = 0.3              # pixels, that a corner may come back to elsewhere
-_OFF = 0.4               # pixels, beyond which a corner counts for less
-_WIDE_PITCH = 3.0        # degrees, half the width of an interval that tells nothing any more
-_NODS = 1.5              # degrees that a robot nods when it sets off and stops, which no pair of images tells
+_BACK = 0.3              # pixels, largest forward-backward error of a corner
+_OFF = 0.4               # pixels, beyond which a corner is down-weighted
+_WIDE_PITCH = 3.0        # degrees, half-width of an interval that is too wide to be useful
+_NODS = 1.5              # degrees that a robot nods when it starts and stops, which no pair of images shows
 _WIDE_TURN = 0.15        # relative, width
-_PAIRS_SAMPLES = 60      # of the bootstrap, each of which takes a fit
+_PAIRS_SAMPLES = 60      # of the bootstrap, with a fit for each
 
 
 def follow(before: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the pixels (N, 2) of corners of one grey image, and where they are in the other."""
+    """Track corners: return their pixels (N, 2) in one grey image, and where they are in the other."""
     nothing = np.empty((0, 2), np.float32)
     start = cv2.goodFeaturesToTrack(before, _CORNERS, 0.01, 7)
     if start is None:
@@ -42,17 +42,17 @@ def follow(before: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 def shift(before: np.ndarray, after: np.ndarray) -> float:
-    """Return by how many pixels the view moved to the right from one grey image to the next; NaN where nothing is followed."""
+    """Return by how many pixels the view moved to the right from one grey image to the next; NaN with too few corners."""
     start, end = follow(before, after)
     return float(np.median(end[:, 0] - start[:, 0])) if len(start) >= _FEWEST_CORNERS else math.nan
 
 
 def pitch(images: Sequence[np.ndarray], poses: np.ndarray, lens: Lens) -> Estimate:
     """
-    Return how far down the camera looks [degrees], by grey images at poses (N, 3) of the wheels' odometry.
+    Return how far down the camera looks [degrees], from grey images at poses (N, 3) of the wheels' odometry.
 
-    The direction of travel is found to both sides as well as up and down, and a camera looks ahead; so what it is off to a side
-    tells how wrong it may be, and is in the interval. Raises CannotTell.
+    The direction of travel is fitted sideways as well as up and down. Since a camera looks ahead, its sideways offset shows the
+    size of the error, and widens the interval. Raises CannotTell.
     """
     normals = []
     for i, j in _pairs(poses):
@@ -64,7 +64,7 @@ def pitch(images: Sequence[np.ndarray], poses: np.ndarray, lens: Lens) -> Estima
         if len(start) >= _FEWEST_CORNERS:
             level = np.array([[math.cos(turned), 0.0, -math.sin(turned)], [0.0, 1.0, 0.0],
                               [math.sin(turned), 0.0, math.cos(turned)]])
-            # The travel lies in the plane of both directions of a corner that stands still.
+            # The direction of travel lies in the plane of a static corner's two directions.
             normals.append(np.cross(_rays(start, lens), _rays(end, lens) @ level.T))
     if len(normals) < _FEWEST_PAIRS:
         raise CannotTell(f'{len(normals)} pairs of images were taken {ADVANCE:g} m apart on a straight way, {_FEWEST_PAIRS} '
@@ -83,7 +83,7 @@ def pitch(images: Sequence[np.ndarray], poses: np.ndarray, lens: Lens) -> Estima
 
 
 def turn_ratio(images: Sequence[np.ndarray], poses: np.ndarray, lens: Lens) -> Estimate:
-    """Return how far the robot turned by its images, as a share of what its wheels tell. Raises CannotTell."""
+    """Return how far the robot turned according to its images, relative to its wheels. Raises CannotTell."""
     ratios = []
     for i, j in _pairs(poses):
         turned = math.remainder(poses[j, 2] - poses[i, 2], math.tau)
@@ -109,7 +109,7 @@ def turn_ratio(images: Sequence[np.ndarray], poses: np.ndarray, lens: Lens) -> E
 
 
 def _pairs(poses: np.ndarray) -> list[tuple[int, int]]:
-    """Return pairs of images, the second as soon as enough has happened, none more than FARTHEST apart."""
+    """Return pairs of images, the second being the first with enough motion, at most FARTHEST images later."""
     found = []
     for i in range(len(poses) - 1):
         for j in range(i + 1, min(i + FARTHEST, len(poses) - 1) + 1):
@@ -128,15 +128,15 @@ def _rays(pixels: np.ndarray, lens: Lens) -> np.ndarray:
 
 
 def _travel(normals: np.ndarray, scale: float) -> np.ndarray:
-    """Return the direction (3,) that is most nearly at right angles to all normals, of which those far off count for less."""
+    """Return the direction (3,) that is most nearly perpendicular to all normals, with outliers down-weighted."""
     weights = np.ones(len(normals))
-    for _ in range(20):  # iteratively reweighted least squares, by Cauchy's weights
+    for _ in range(20):  # iteratively reweighted least squares, with Cauchy weights
         travel = np.linalg.eigh((normals * weights[:, None]).T @ normals)[1][:, 0]
         weights = 1.0 / (1.0 + (normals @ travel / scale) ** 2)
     return travel if travel[2] > 0.0 else -travel
 
 
 def _angles(travel: np.ndarray) -> tuple[float, float]:
-    """Return how far the camera looks down from where it travels, and to the left [degrees]."""
+    """Return how far below and to the left of its direction of travel the camera looks [degrees]."""
     x, y, z = travel.tolist()
     return math.degrees(math.atan2(-y, z)), math.degrees(math.atan2(x, z))
