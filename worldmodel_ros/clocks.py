@@ -1,4 +1,4 @@
-"""The machine's clocks, read at one instant."""
+"""The machine's clocks, read at the same instant."""
 
 import time
 
@@ -9,8 +9,7 @@ def wall_minus_steady() -> int:
     """
     Return by how much the wall clock is ahead of the steady one [ns].
 
-    A thread that waits for its core, or for Python's lock, between the two would be wrong by as long as that, so it looks until
-    it has not waited.
+    Waiting for a core or the GIL between the reads would distort the result, so they are repeated until there was no wait.
     """
     while True:
         before, wall, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()

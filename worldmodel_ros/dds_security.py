@@ -1,4 +1,4 @@
-"""DDS security (SROS2): whether this process is told to use it, and whether it can."""
+"""DDS security (SROS2): whether this process must use it, and whether it can."""
 from __future__ import annotations
 
 import re
@@ -7,17 +7,17 @@ from pathlib import Path
 
 POLICY = 'sros2_policy.xml'  # in config/
 _LIBRARY = re.compile(r'\S*/lib(?:fastrtps|fastdds)\.so\S*')
-_PLUGIN = b'dds.sec.auth'  # the properties of the security plugins are only in a Fast DDS that was built with them
+_PLUGIN = b'dds.sec.auth'  # the security plugins' properties are only in a Fast DDS built with them
 _FILES = ('identity_ca.cert.pem', 'cert.pem', 'key.pem', 'permissions_ca.cert.pem', 'governance.p7s', 'permissions.p7s')
 
 
 def is_asked_for(environment: Mapping[str, str]) -> bool:
-    """Return whether nodes are told to be secure, by the variable of ROS 2."""
+    """Return whether ROS 2's environment variable enables security for nodes."""
     return environment.get('ROS_SECURITY_ENABLE', '').lower() == 'true'
 
 
 def loaded_library() -> Path | None:
-    """Return the Fast DDS that this process has loaded; None: none, or another middleware."""
+    """Return the path of the Fast DDS library loaded in this process; None if none is, as with another middleware."""
     for line in Path('/proc/self/maps').read_text().splitlines():
         if found := _LIBRARY.search(line):
             return Path(found[0])
@@ -25,12 +25,12 @@ def loaded_library() -> Path | None:
 
 
 def has_security(library: Path) -> bool:
-    """Return whether a Fast DDS was built with its security plugins; that of the wheels on PyPI was not."""
+    """Return whether a Fast DDS was built with its security plugins; the one in the wheels on PyPI was not."""
     return _PLUGIN in library.read_bytes()
 
 
 def enclave(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Return the enclave of a process with a command line, as rcl chooses it."""
+    """Return the enclave that rcl chooses for a process with these arguments and environment."""
     override = environment.get('ROS_SECURITY_ENCLAVE_OVERRIDE')
     if override:
         return override
@@ -40,10 +40,10 @@ def enclave(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
 
 def refusal(arguments: Sequence[str], environment: Mapping[str, str], library: Path | None) -> str:
     """
-    Return why a process that is told to be secure must not start; empty: it is not told so, or it can be.
+    Return why a process with security enabled must not start; empty if security is not enabled, or is available.
 
-    rcl itself goes on unprotected where the strategy is not Enforce and something is missing. ``library``: as
-    ``loaded_library`` gives it; of another middleware than Fast DDS, Enforce alone has to see to it.
+    rcl itself continues unprotected if the strategy is not Enforce and something is missing. ``library``: from
+    ``loaded_library``; with a middleware other than Fast DDS, Enforce is the only safeguard.
     """
     if not is_asked_for(environment):
         return ''

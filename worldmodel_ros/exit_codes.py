@@ -1,26 +1,25 @@
-"""Exit codes by which a process of this package tells who started it what became of it."""
+"""Exit codes with which a process of this package tells its parent how it ended."""
 import os
 import signal
 from types import FrameType
 
-# What it was started with is refused: started again in the same way, it would end in the same way. Also the code with
-# which argparse refuses an option.
+# The configuration is refused: a restart with the same one would end the same way. Also argparse's code for a bad option.
 BAD_CONFIGURATION = 2
 
-# The robot was safe, and the model too slow on this machine: its predictions came too late, or not at all.
+# The robot was safe, but the model too slow on this machine: its predictions came too late, or not at all.
 TOO_SLOW = 3
 
-# The GPU is lost to this process (engine/device_failure.py): to be started again, which the supervisor and the launch files
-# do, as after any end but BAD_CONFIGURATION.
+# The process has lost the GPU (engine/device_failure.py) and must be restarted, which the supervisor and the launch files do,
+# as after any exit except BAD_CONFIGURATION.
 DEVICE_LOST = 4
 
 
 def exit_when_interrupted(code: int) -> None:
     """
-    End this process with that exit code at SIGINT, at once and without a traceback, until it has a handler of its own.
+    Make SIGINT end this process at once with that exit code, without a traceback, until it installs its own handler.
 
-    To be called from the main thread before the imports, which take a second or more and have nothing to clean up. SIGINT
-    is unblocked: who starts the process may hold it back until here (bringup/process.py), so that it cannot come before
+    Call it from the main thread before the imports, which take a second or more and have nothing to clean up. SIGINT is
+    unblocked: the parent process may have blocked it until here (bringup/process.py), so that it cannot arrive before
     Python has started.
     """
     def end(number: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""The machine and the software that a measurement was made with."""
+"""Describes the machine and the software that a measurement was made with."""
 from __future__ import annotations
 
 import os
@@ -12,7 +12,7 @@ PACKAGES = ('worldmodel-ros', 'ros-jazzy-rclpy', 'ros-jazzy-rmw-fastrtps-cpp', '
 
 
 def machine() -> dict:
-    """Processor, cores this process may use, memory, GPUs, interpreter and operating system."""
+    """Return processor, cores this process may use, memory, GPUs, interpreter and operating system."""
     return {
         'cpu': _field('/proc/cpuinfo', 'model name') or platform.processor() or platform.machine(),
         'cores': len(os.sched_getaffinity(0)),
@@ -24,7 +24,7 @@ def machine() -> dict:
 
 
 def versions(packages: tuple[str, ...] = PACKAGES) -> dict[str, str | None]:
-    """Installed version of each distribution package; None: not installed as a Python package."""
+    """Return the installed version of each distribution package; None: not installed as a Python package."""
     found: dict[str, str | None] = {}
     for package in packages:
         try:
@@ -46,7 +46,7 @@ def _field(path: str, key: str) -> str:
 
 
 def _gpus() -> list[str]:
-    torch = sys.modules.get('torch')  # a process that used a GPU has imported it; asking must not cost those that did not
+    torch = sys.modules.get('torch')  # a process that used a GPU has imported it; others should not pay for the import
     if torch is None or not torch.cuda.is_available():
         return []
     return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]

@@ -1,6 +1,6 @@
-"""How a differential-drive base moves under commands, for many candidates at once; no contacts. Named action sequences.
+"""Kinematics of a differential-drive base under commands, for many candidates at once, without contacts; named maneuvers.
 
-Outside the packages, since what simulates, forecasts and decides needs the same formulas, and these do not import each other.
+Outside the packages, since simulation, forecast and control need the same formulas and do not import each other.
 """
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 
 PERIOD = 0.1        # s, between two decisions
 MOTOR_LAG = 0.03    # s, time constant with which the robot follows a command
-# With a robot that stands still, copying the last frame is perfect: only a frame that a command beyond one of these
-# led to tells a good prediction from a bad one.
+# For a robot that stands still, repeating the last frame is perfect: only frames after a command beyond one of these
+# tell a good prediction from a bad one.
 MOVING_V = 0.05  # [m/s]
 MOVING_W = 0.1   # [rad/s]
 _ACTIONS = {  # linear.x [m/s], angular.z [rad/s]
@@ -28,7 +28,7 @@ MANEUVERS = tuple(_ACTIONS)
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of (linear.x, angular.z) in m/s and rad/s, and how fast each may change, per second. The defaults are those of
+    """Bounds of (linear.x, angular.z) in m/s and rad/s, and of their rates of change, per second. The defaults are those of
     the command gate and of the simulated robot."""
 
     low: tuple[float, float] = (-0.3, -1.5)
@@ -37,7 +37,7 @@ class Limits:
 
     @cached_property
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Lowest and highest command (2,), and by how much one may differ from that of a PERIOD before (2,)."""
+        """Lowest and highest command (2,), and how much a command may differ from that a PERIOD before (2,)."""
         return np.array(self.low), np.array(self.high), np.array(self.rate) * PERIOD
 
 
@@ -48,7 +48,7 @@ def limited(targets: np.ndarray, previous: np.ndarray, limits: Limits = LIMITS) 
     """Return the commands (C, 2) nearest to ``targets`` that may follow ``previous`` (C, 2) a PERIOD later; as
     ``TwistLimiter``."""
     low, high, reach = limits.arrays
-    # Of a few rows, numpy's clip takes longer than its two halves.
+    # With few rows, numpy's clip takes longer than minimum and maximum.
     near = np.minimum(np.maximum(targets, previous - reach), previous + reach)
     return np.minimum(np.maximum(near, low), high)
 
@@ -67,7 +67,7 @@ def along_arc(poses: np.ndarray, twists: np.ndarray, seconds: float) -> np.ndarr
     turn = twists[:, 1] * seconds
     half = turn / 2
     heading = poses[:, 2] + half
-    half[half == 0.0] = 1.0e-20  # sin(h) / h as numpy's sinc has it, which is slow for a few rows
+    half[half == 0.0] = 1.0e-20  # sin(h) / h as in numpy's sinc, which is slow for few rows
     chord = twists[:, 0] * seconds * (np.sin(half) / half)
     moved = np.empty_like(poses)
     np.cos(heading, out=moved[:, 0])
@@ -80,14 +80,14 @@ def along_arc(poses: np.ndarray, twists: np.ndarray, seconds: float) -> np.ndarr
 
 @lru_cache(maxsize=64)
 def _lag(seconds: float) -> tuple[float, float]:
-    """Share of a deviation from the command that is left after ``seconds``, and the share that is gone."""
+    """Return the share of a deviation from the command that remains after ``seconds``, and the share that is gone."""
     keep = np.exp(-seconds / MOTOR_LAG)
     return keep, 1.0 - keep
 
 
 def under_way(pose: np.ndarray, twist: np.ndarray, commands: list[tuple[float, np.ndarray]]
               ) -> tuple[np.ndarray, np.ndarray]:
-    """Return pose (3,) and twist (2,) after commands (2,) that were sent already, each with the seconds that it holds."""
+    """Return pose (3,) and twist (2,) after commands (2,) that were already sent, each with its duration in s."""
     poses, twists = pose[None], twist[None]
     for seconds, command in commands:
         if seconds > 0.0:
@@ -114,7 +114,7 @@ def path(actions: np.ndarray, step_period: float) -> np.ndarray:
     start.
 
     ``actions`` is (T, 2), linear.x [m/s] and angular.z [rad/s], each held for ``step_period`` s. Within a step
-    the base follows an arc, which is exact for constant velocities and an unconstrained differential drive.
+    the base follows an arc: exact for constant velocities and an unconstrained differential drive.
     """
     poses = np.zeros((1, 3))
     found = [poses]
@@ -127,12 +127,12 @@ def path(actions: np.ndarray, step_period: float) -> np.ndarray:
 
 
 def to_base(place: np.ndarray, pose: np.ndarray) -> np.ndarray:
-    """Return a place (2,) of the frame that a pose (3,) is in, as base_link at that pose has it."""
+    """Transform a point (2,) from the frame of a pose (3,) to base_link at that pose."""
     cos, sin = math.cos(pose[2]), math.sin(pose[2])
     return np.array([[cos, sin], [-sin, cos]]) @ (place - pose[:2])
 
 
 def from_base(points: np.ndarray, pose: np.ndarray) -> np.ndarray:
-    """Return points (..., 2) of base_link at a pose (3,), in the frame that the pose is in."""
+    """Transform points (..., 2) from base_link at a pose (3,) to the frame of the pose."""
     cos, sin = math.cos(pose[2]), math.sin(pose[2])
     return points @ np.array([[cos, sin], [-sin, cos]]) + pose[:2]

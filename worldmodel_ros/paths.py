@@ -1,4 +1,4 @@
-"""Finds executables and shared files of ROS packages, with a distribution or without, and the user's cache folder."""
+"""Finds executables and shared files of ROS packages, with or without a ROS distribution, and the user's cache folder."""
 import os
 import sys
 from pathlib import Path
@@ -7,7 +7,7 @@ PACKAGE = 'worldmodel_ros'
 
 
 class NotInstalledError(RuntimeError):
-    """A file of a package is in none of the prefixes that were searched."""
+    """A package's file is in none of the searched prefixes."""
 
 
 def prefixes() -> list[Path]:
@@ -38,8 +38,7 @@ def config_directory() -> Path:
 
     :raises NotInstalledError: if no prefix has it.
     """
-    # In a source tree (an editable install) the files at hand are the ones being edited, not their installed
-    # copies.
+    # In a source tree (an editable install), use the files being edited, not their installed copies.
     source = Path(__file__).resolve().parents[1]
     if (source / 'package.xml').is_file() and (source / 'config').is_dir():
         return source / 'config'
@@ -53,7 +52,7 @@ def config_directory() -> Path:
 
 def cache_folder() -> Path:
     """
-    Return the folder of what is made once per machine (exported graphs, compiled kernels).
+    Return the folder for files made once per machine (exported graphs, compiled kernels).
 
     $WORLDMODEL_CACHE, or worldmodel_ros under the XDG cache folder.
     """

@@ -1,4 +1,4 @@
-"""Real-time scheduling of a process's threads, and memory without page faults."""
+"""Real-time scheduling of a process's threads, and malloc settings against page faults and heap growth."""
 from __future__ import annotations
 
 import ctypes
@@ -19,7 +19,7 @@ class Logger(Protocol):
 
 
 def priority_of(process: int) -> int:
-    """SCHED_FIFO priority of a process's main thread, by its id (0: this thread's own); 0 under another scheduling."""
+    """Return the SCHED_FIFO priority of a process's main thread, by id (0: this thread's); 0 under another policy."""
     scheduling = os.sched_getscheduler(process) & ~os.SCHED_RESET_ON_FORK
     return os.sched_getparam(process).sched_priority if scheduling == os.SCHED_FIFO else 0
 
@@ -28,11 +28,10 @@ def apply(logger: Logger, priority: int, *, all_threads: bool = False, inherited
     """
     Put the calling thread under SCHED_FIFO with ``priority`` (1 to 99; 0 leaves it as it is).
 
-    ``all_threads`` takes every thread that the process has by now, those of DDS included: right where receiving
-    is as urgent as the callback, wrong where threads compute for long. ``inherited``: threads and processes that are
-    started later have it, too. Returns whether it took effect. Where
-    it is not permitted, warns with the remedy and goes on: the node works without, only with more jitter on a
-    busy machine.
+    ``all_threads`` includes every thread that the process has by now, those of DDS too: right if receiving is as urgent
+    as the callback, wrong if threads compute for long. ``inherited``: threads and processes started later have it, too.
+    Returns whether it took effect. If it is not permitted, warns with the remedy and continues: the node works without,
+    only with more jitter on a busy machine.
     """
     if priority <= 0:
         return False
@@ -58,10 +57,10 @@ def apply(logger: Logger, priority: int, *, all_threads: bool = False, inherited
 
 def keep_freed_memory() -> bool:
     """
-    Have the process reuse the memory of buffers of up to 32 MiB rather than return it to the system.
+    Make the process reuse the memory of buffers of up to 32 MiB rather than return it to the system.
 
-    Otherwise each large message is received into fresh pages, and the faults take longer than its copying. Returns
-    whether the C library (glibc) knows the setting.
+    Otherwise each large message is received into fresh pages, and the page faults take longer than the copy. Returns
+    whether the C library (glibc) supports the setting.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -72,11 +71,11 @@ def keep_freed_memory() -> bool:
 
 def share_one_heap() -> bool:
     """
-    Have all threads that are yet to start allocate from the heaps that there are: from one, where there are no threads yet.
+    Make threads started from now on allocate from the existing heaps: from a single one, if there are no threads yet.
 
-    Otherwise the C library gives threads heaps of their own, up to eight for each core; what one thread of DDS allocates and
-    another frees leaves holes in each of them, and a process that lives for weeks grows. Threads then wait for each other,
-    which costs a process that allocates little. Returns whether the C library (glibc) knows the setting.
+    Otherwise the C library gives threads heaps of their own, up to eight per core; memory that one DDS thread allocates and
+    another frees fragments them, and a process that runs for weeks grows. Sharing makes threads wait for each other, which
+    costs little in a process that allocates little. Returns whether the C library (glibc) supports the setting.
     """
     try:
         return bool(ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1))
