@@ -19,16 +19,16 @@ from .session import Session
 from .session_file import Loaded, read
 from .session_store import StoredSession
 
-WARM_UP_TICKS = 24  # from 21 on, one interruption is not within the quantile of 0.95
+WARM_UP_TICKS = 24  # with 21 or more, a single interruption does not reach the 0.95 quantile
 WARM_UP_PAUSE = 0.01  # s
-_PIECE = 2**20  # bytes that are read at a time
+_PIECE = 2**20  # bytes read at a time
 
 
 class Engine:
-    """Sessions of one model share its weights, its step times and one pool of pages."""
+    """One model, whose sessions share its weights, its step times and its pools of pages."""
 
     def __init__(self, backend: Backend, folder: Path, sessions: int, session_type: type[Session] = Session):
-        """``folder``: with the weights; ``sessions``: that have memory at a time."""
+        """``folder`` holds the weights; ``sessions`` is how many sessions have memory at a time."""
         self.backend, self._session_type = backend, session_type
         self.spec = backend.preset
         self.folder = folder
@@ -39,7 +39,7 @@ class Engine:
         self.step_times = StepTimes()
 
     def open_session(self, seed: int = 0) -> Session:
-        """A new session; ``seed`` fixes the noise that its predictions start from.
+        """Return a new session; ``seed`` fixes the noise that its predictions start from.
 
         Raises OutOfPages when more sessions are open than the engine was made for and there is no room for another.
         """
@@ -50,8 +50,8 @@ class Engine:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Tell models apart whose sessions do not fit each other: a digest of the preset and the files with the
-        weights, in hex. Of random weights, that of the preset. Takes seconds for a large model."""
+        """SHA-256 (hex) of the preset and the weight files: only models with the same one can exchange sessions. With
+        random weights, of the preset alone. Takes seconds for a large model."""
         digest = hashlib.sha256(json.dumps(self.spec.to_dict(), sort_keys=True).encode())
         for path in sorted(self.folder.glob('weights-*.safetensors')):
             with path.open('rb') as file:
@@ -60,32 +60,32 @@ class Engine:
         return digest.hexdigest()
 
     def read_session(self, file: BinaryIO, size: int) -> Loaded:
-        """A session from a file of ``size`` bytes, checked. From any thread. Raises SessionFileError."""
+        """Read and check a session from a file of ``size`` bytes, in any thread. Raises SessionFileError."""
         return read(file, size, self.spec, self.fingerprint, self.memory)
 
     def stored_session(self, store: SlabStore) -> StoredSession:
-        """A session that is to come from a store; slabs that others of this engine have already are shared."""
+        """Return a session to be read from a store; it shares slabs that other sessions of this engine already hold."""
         return StoredSession(store, self.spec, self.fingerprint, self.memory, self.slab_index)
 
     @property
     def degraded_reason(self) -> str:
-        """Why it cannot look ahead at present; empty: it can."""
+        """Why it cannot look ahead at present; empty when it can."""
         return self.backend.degraded_reason
 
     def close(self) -> None:
-        """End what it runs next to this process: nothing, unless the model is on several GPUs."""
+        """End the other processes of a model on several GPUs; does nothing for any other model."""
         self.backend.close()
 
     def warm_up(self, ticks: int = WARM_UP_TICKS) -> None:
-        """Run ticks of both tiers on noise, so that first calls are over and the step times are measured."""
+        """Run ticks with one and two denoising steps on noise, to get slow first calls over and measure the step times."""
         with self.backend.starting_up():
             self._warm_up(ticks)
 
     def _warm_up(self, ticks: int) -> None:
         spec = self.spec
         rng = np.random.default_rng(0)
-        # The first calls allocate, compile and capture: they would stay in the quantiles for minutes. A window that is
-        # not full yet is a case of its own.
+        # The first calls allocate, compile and capture, and would stay in the quantiles for minutes; a window that is
+        # not full yet is a separate case.
         young = spec.tile[0] if spec.tile else spec.window_frames
         first = 2 + young if self.backend.asynchronous else 2
         for step_times, count in ((StepTimes(), first), (self.step_times, ticks)):
@@ -96,7 +96,7 @@ class Engine:
                 ahead = session.look_ahead(spec.goals[0], steps=1 + tick % 2)
                 ahead.plan()
                 session.decode(ahead.future())
-                # A real-time thread that never waits would keep the machine's other processes from running.
+                # A real-time thread that never sleeps would starve the machine's other processes.
                 time.sleep(WARM_UP_PAUSE)
                 if step_times is not self.step_times and tick in (0, count - 1):
                     for _ in session.what_if(np.zeros((spec.chunk_frames + 1, spec.actions), np.float32)):

@@ -1,4 +1,4 @@
-"""Faults that an engine can be made to have, to test how the rest of the system reacts."""
+"""Fault injection into an engine's network calls, to test how the rest of the system reacts."""
 from __future__ import annotations
 
 import time
@@ -16,8 +16,8 @@ class Faults:
     """
     May be changed at any time, from any thread.
 
-    ``delay``: added to every network call [s]. ``nan``: the policy gives NaN. ``fail``: every network call raises. ``cuda``: it
-    raises what PyTorch does for a CUDA error of that name, empty for none.
+    ``delay``: added to every network call [s]. ``nan``: the policy returns NaN. ``fail``: every network call raises. ``cuda``:
+    every network call raises what PyTorch does for a CUDA error of that name; empty for none.
     """
 
     delay: float = 0.0
@@ -32,10 +32,9 @@ class InjectedFault(RuntimeError):
 
 class FaultyBackend:
     """
-    A back end whose network calls have the faults of ``faults``; everything else is the wrapped one's.
+    A back end with ``faults`` in its network calls; everything else is the wrapped back end's.
 
-    Beneath the session rather than around it, so that a delay is measured, and predicted, like any other
-    slowness.
+    It wraps the back end rather than the session, so that a delay is measured and predicted like any other slowness.
     """
 
     def __init__(self, backend: Backend, faults: Faults) -> None:

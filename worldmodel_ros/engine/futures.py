@@ -1,4 +1,4 @@
-"""What a session gives: what it imagines, what it plans ahead, and what it had seen."""
+"""Results of a session: imagined futures, plans, and snapshots to branch from."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -27,9 +27,9 @@ class Future:
 
 @dataclass(frozen=True, eq=False)
 class Moment:
-    """What a session had seen by frame ``time``, whose latent is ``latent`` and whose features (P, D) are ``features``.
-    ``sinks``: latent (h, w, Z) and action (A,) of each of the last ``Preset.kept_frames``; the first frame of all stands
-    for those that never were. ``imagined``: frames up to ``time`` that were not observed, at the end of a branch."""
+    """What a session had seen by frame ``time``, with that frame's ``latent`` and ``features`` (P, D). ``sinks``: latent
+    (h, w, Z) and action (A,) of each of the last ``Preset.kept_frames``; where there were fewer frames, the very first is
+    repeated. ``imagined``: how many of the last frames up to ``time`` were not observed, at the end of a branch."""
 
     cache: SequenceCache
     time: int
@@ -41,8 +41,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class OwnPlan:
-    """Stands for the actions of a branch: the model's own plan for a goal, of which the last action goes on until
-    ``steps``."""
+    """Stands for the actions of a branch: the model's own plan for a goal, its last action repeated up to ``steps``."""
 
     goal: str
     steps: int
@@ -51,14 +50,14 @@ class OwnPlan:
         return self.steps
 
     def actions(self, plan: np.ndarray) -> np.ndarray:
-        """Actions (steps, A) by the plan of a chunk."""
+        """Return actions (steps, A) from the plan of a chunk."""
         plan = plan[:self.steps]
         return np.concatenate([plan, np.repeat(plan[-1:], self.steps - len(plan), 0)])
 
 
 @dataclass(frozen=True)
 class LookAhead:
-    """A plan, and the future under it; each call waits for what it returns. The plan is to be asked for first."""
+    """A plan and the future under it; each call waits for what it returns. Call ``plan`` first."""
 
     plan: Callable[[], np.ndarray]
     future: Callable[[], Future]

@@ -16,20 +16,21 @@ WEIGHTS = Path(__file__).resolve().parents[1] / 'weights'
 
 
 def model_folder(model: str) -> Path:
-    """Folder of a model that the package ships, by name, or of one's own, by path."""
+    """Return the folder of a shipped model by name, or of any other by path."""
     shipped = WEIGHTS / model
     return shipped if (shipped / 'model.json').is_file() else Path(model).expanduser()
 
 
 def is_world(model: str) -> bool:
-    """Whether ``model`` is the folder of an open world model (``open_world``)."""
+    """Return whether ``model`` is the folder of an open world model (``open_world``)."""
     return (Path(model).expanduser() / WORLD_FILE).is_file()
 
 
 def load_world(model: str, backend: str = 'auto', threads: int = 1, gpus: int = 1, sessions: int = 1,
                parallel: str = 'sequence') -> OpenWorld:
-    """An open world model. ``sessions`` may be open at a time. ``backend``: auto takes torch-bf16 on a GPU, torch, in float32,
-    on a CPU; torch-fp8 is the third. ``gpus`` and ``parallel`` as of ``load``. Raises ModelError."""
+    """Load an open world model. ``sessions`` may be open at a time. ``backend``: ``torch`` (float32), ``torch-bf16``,
+    ``torch-fp8`` or ``auto``, ``torch-bf16`` on a GPU and ``torch`` on a CPU. ``gpus`` and ``parallel`` as of ``load``. Raises
+    ModelError."""
     if gpus > 1:
         from .open_world.divided import LeadingWorld
         return LeadingWorld.load(model, backend, threads, sessions, gpus=gpus, kind=parallel)
@@ -39,15 +40,15 @@ def load_world(model: str, backend: str = 'auto', threads: int = 1, gpus: int = 
 
 def load(model: str = 'tiny', backend: str = 'auto', threads: int = 1, sessions: int = 8, gpus: int = 1,
          parallel: str = 'sequence') -> Engine:
-    """Engine of a model.
+    """Load a model and return its engine.
 
     ``model`` names a shipped model or a folder that ``worldmodel train`` wrote. ``backend`` is one of ``backends.BACKENDS``:
     ``auto`` takes torch on a GPU and for presets with tiles, and ONNX Runtime on a CPU; ``torch-compiled`` is ``torch-bf16``
-    with its layers compiled for one session, which takes minutes at its first start on a machine; ``torch-fp8`` has the
-    layers' weights in FP8, and the pages of presets with tiles, too, ``torch-fp4`` those older than a quarter of the window in
-    FP4. ``threads`` bounds the threads of one network call on a CPU. ``sessions`` may be open at a time; a robot needs one, and
-    a second one while it begins again. ``gpus``: on so many, if the preset has tiles, divided as ``parallel``, one of
-    ``backends.PARALLEL_KINDS``, says.
+    with its layers compiled for one session, which takes minutes at the first start on a machine; ``torch-fp8`` has the
+    layers' weights in FP8 and, for presets with tiles, the pages too; ``torch-fp4`` also has pages older than a quarter of the
+    window in FP4. ``threads`` limits the threads of one network call on a CPU. ``sessions`` may be open at a time; a robot
+    needs one, and a second one while it restarts. ``gpus``: how many to run on, if the preset has tiles, divided by
+    ``parallel``, one of ``backends.PARALLEL_KINDS``.
 
     Raises ModelError, with the remedy, for a model or back end that is missing or does not work here.
     """
@@ -75,7 +76,7 @@ def load(model: str = 'tiny', backend: str = 'auto', threads: int = 1, sessions:
 
 def load_random(preset: str, backend: str = 'torch', threads: int = 1, sessions: int = 8, seed: int = 0, gpus: int = 1,
                 parallel: str = 'sequence') -> Engine:
-    """Engine of a preset with random weights: as fast as a trained model of that size, and knowing nothing.
+    """Return the engine of a preset with random weights: as fast as a trained model of that size, with meaningless predictions.
 
     ``backend`` is one of those of torch; ``gpus`` and ``parallel`` as of ``load``.
     """
@@ -108,7 +109,7 @@ def _torch_engine(model: str, seed: int | None, backend: str, threads: int, sess
 
 
 def _has_gpu() -> bool:
-    # Importing torch takes seconds; a machine without the driver's device node needs no torch to run the model.
+    # Importing torch takes seconds, and is not needed on a machine without the driver's device node.
     if not Path('/dev/nvidiactl').exists():
         return False
     import torch

@@ -1,4 +1,4 @@
-"""The pages of an engine's sessions, and what a pass of the network sees of one of them."""
+"""The pages of an engine's sessions, and the window that a pass of the network sees of one session."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -14,37 +14,37 @@ from ..cache.tiers import TierPolicy
 from ..model.presets import VideoPreset
 from .tile_window import TileWindow
 
-BLOCKED = np.float32(-1e9)  # finite, so that a row that is blocked everywhere gives numbers instead of NaN
+BLOCKED = np.float32(-1e9)  # finite, so that a fully blocked row gives numbers instead of NaN
 
-# A slab moves when all its frames are older than this; so many more may then wait for it.
+# A slab moves when all its frames are older than this; up to NOT_YET_OLDER more slabs may wait to be moved.
 COMPLETE_IS_OLDER = TierPolicy((1,))
 NOT_YET_OLDER = 3
 
 
 def page_layout(preset: VideoPreset) -> TileLayout:
-    """The preset's tiles; or a page for each frame, of all its tokens."""
+    """Return the preset's tiles or, without tiles, one page per frame with all its tokens."""
     return TileLayout(preset.tile or (1, *preset.grid), preset.grid)
 
 
 def slabs_of(frames: int, layout: TileLayout) -> int:
-    """How many slabs ``frames`` successive frames touch at most."""
+    """Return how many slabs ``frames`` successive frames touch at most."""
     return -(-(frames - 1) // layout.frames) + 1
 
 
 class Memory:
-    """The pools of pages for all sessions of an engine: one, or one for the newest slabs and one for the others, which
-    has them in fewer bits, or a third one for those that are older than a quarter of the window, in fewer bits still.
+    """The page pools for all sessions of an engine: one; or one for the newest slabs and one for older ones, in fewer bits;
+    or a third for those older than a quarter of the window, in fewer bits still.
 
-    Every session is guaranteed its window, and the slab that a tick is about to add. With each come as many pages more
-    as a question what if needs: those of the window that the session meanwhile drops, and a window of the branch's own.
+    Every session is guaranteed its window and the slab that a tick is about to add. The pools have further pages per
+    session for a what-if question: those of its window that the session drops meanwhile, and a window of the branch's own.
     """
 
     def __init__(self, preset: VideoPreset, storage: Callable[[TileLayout, int], Storage], sessions: int,
                  older: Callable[[TileLayout, int], Storage] | None = None,
                  distant: Callable[[TileLayout, int], Storage] | None = None,
                  before_writing: Callable[[], None] = lambda: None):
-        """``storage`` makes one for a layout and a number of pages, ``older`` that of the slabs that are complete,
-        ``distant`` that of those that are far behind. ``before_writing``: of the back end."""
+        """``storage`` makes a storage for a layout and a number of pages, ``older`` that of complete slabs, ``distant`` that
+        of slabs older than a quarter of the window. ``before_writing``: see ``Backend``."""
         self.layout = page_layout(preset)
         self.before_writing = before_writing
         self._preset, self._frames = preset, preset.window_frames
@@ -66,34 +66,34 @@ class Memory:
 
     @property
     def pool(self) -> PagePool:
-        """What new slabs are written to."""
+        """The pool that new slabs are written to."""
         return self.pools[0]
 
     @property
     def guaranteed_pages(self) -> list[int]:
-        """How many pages of each pool a session holds at most."""
+        """Largest number of pages that a session holds of each pool."""
         return [slabs * self.layout.tiles for slabs in self._guaranteed]
 
     def open(self) -> SequenceCache:
-        """The cache of a new session. Raises OutOfPages when no window can be guaranteed any more."""
+        """Return the cache of a new session. Raises OutOfPages when no further window can be guaranteed."""
         return SequenceCache(self.layout, self.pools, self._guaranteed, self._preset.sink_slabs,
                              keyframes=self._preset.keyframe_slabs)
 
     def stage(self) -> SequenceCache:
-        """An empty cache to be filled for a session to adopt. What it holds is not taken from it, so that a thread of
-        its own may write there."""
+        """Return an empty cache to be filled for a session to adopt. Its pages are never reclaimed, so that another thread
+        may write to them."""
         return SequenceCache(self.layout, self.pools, sinks=self._preset.sink_slabs, firm=True,
                              keyframes=self._preset.keyframe_slabs)
 
     def roll(self, cache: SequenceCache, newest: int) -> None:
-        """Drop what has left the window of the frame after ``newest``, and let complete slabs lie in fewer bits."""
+        """Drop what has left the window of the frame after ``newest``, and move complete slabs to storage of fewer bits."""
         cache.evict(newest + 1 - self._frames)
         if len(self.pools) > 1:
             self._tiers.apply(cache, newest)
 
     def window(self, cache: SequenceCache, times: np.ndarray, causal: bool) -> Window | TileWindow:
-        """What a block of frames at ``times`` (T,) sees. A causal block is committed: a frame sees those before it, and
-        none that a session which commits frame by frame would have dropped."""
+        """Return what a block of frames at ``times`` (T,) sees. A causal block is committed: a frame sees those before it,
+        and none that a session which commits frame by frame would have dropped."""
         if self._preset.tile:
             storages = tuple(pool.storage for pool in self.pools)
             return TileWindow(self._preset, cache.table, self.layout, storages, times, cache.heading, cache.kept)
@@ -106,9 +106,9 @@ class Memory:
 class Window:
     """What a block of T frames sees: pages of a storage, and itself.
 
-    pages int64 (n,), always as many; key_times int64 (n * page_tokens,), the frame of each token in them, -1 where
-    there is none; times int64 (T,), the block's own; oldest int64 (T,) or, where it is the same for all, (1,): the
-    first frame that is seen; tokens: of a frame.
+    pages int64 (n,), n fixed; key_times int64 (n * page_tokens,), the frame of each of their tokens, -1 where there is
+    none; times int64 (T,), the block's own; oldest int64 (T,), or (1,) where it is the same for all: the first visible
+    frame; tokens: per frame.
     """
 
     storage: Storage
@@ -120,8 +120,8 @@ class Window:
     tokens: int
 
     def bias(self) -> np.ndarray:
-        """Additive mask float32 (T, n * page_tokens + T * tokens) from each frame to the tokens of the pages, then to
-        those of the block."""
+        """Return an additive mask float32 (T, n * page_tokens + T * tokens) from each frame to the tokens of the pages, then
+        to those of the block."""
         count = len(self.times)
         own = self.times[:, None] >= self.times if self.causal else np.ones((count, count), bool)
         seen = np.broadcast_to(self.seen(), (count, len(self.key_times)))
@@ -129,11 +129,11 @@ class Window:
         return np.where(seen, np.float32(0.0), BLOCKED)
 
     def seen(self) -> np.ndarray:
-        """Which tokens of the pages each frame sees, bool, a row for each of ``oldest``."""
+        """Return which tokens of the pages each frame sees, bool, a row for each of ``oldest``."""
         return self._seen(self.key_times)
 
     def seen_pages(self) -> np.ndarray:
-        """Which of the pages, where each is a frame."""
+        """Return which pages each frame sees, where a page is one frame."""
         return self._seen(self.key_times[::self.tokens])
 
     def _seen(self, key_times: np.ndarray) -> np.ndarray:
@@ -142,8 +142,8 @@ class Window:
 
 @lru_cache(maxsize=64)
 def _places(table: Table, layout: TileLayout, slabs: int, null_page: int) -> tuple[np.ndarray, np.ndarray]:
-    """Pages of a window of so many slabs, and the time of each token in them, -1 where there is none."""
-    # A slab keeps its place while the window rolls on.
+    """Return the pages of a window of ``slabs`` slabs, and the time of each token in them, -1 where there is none."""
+    # A slab keeps its place while the window moves.
     place = table.slabs % slabs
     pages = np.full((slabs, layout.tiles), null_page)
     pages[place] = table.pages

@@ -1,10 +1,10 @@
 """
-The network calls of sessions: what asks for them, who runs them, and how long they take.
+The network calls of sessions: requesting, running and timing them.
 
-What a session does is a generator that yields a ``Call`` where it needs a network, and is sent the outputs; where other
-work may come between, it yields a ``Boundary``, which names the unit that follows. Nothing is prepared ahead of a
-boundary: what the work reads may have changed when it goes on. One session's calls are run as they come, blocking, queued or in
-the background; those of many sessions in batches.
+A session's work is a generator that yields a ``Call`` where it needs a network, and is sent the outputs; where other work
+may run first, it yields a ``Boundary``, which names the unit that follows. Nothing is prepared ahead of a boundary, since
+what the work reads may have changed when it resumes. One session's calls run as they come, blocking, queued or in the
+background; those of many sessions run in batches.
 """
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from typing import Any, Generic, TypeVar
 from .backends.protocol import Backend, Mark
 
 Result = TypeVar('Result')
-# What is promised must hold nearly always, so a prediction ends with a high quantile of what was measured.
+# Predicted times must nearly always hold, hence a high quantile of the measured ones.
 QUANTILE = 0.95
 HISTORY = 100
 BEFORE_DENOISING = ('encode', 'commit', 'policy')
-SESSION = 'session'  # what saving or loading one takes of the engine's thread at a time; no network call
+SESSION = 'session'  # time on the engine's thread for one step of saving or loading; not a network call
 
 
 @dataclass(frozen=True)
 class Boundary:
-    """The unit that follows: observe, policy, denoise (with its step), commit or decode."""
+    """Start of a unit: observe, policy, denoise (with its step), commit or decode."""
 
     unit: str
     step: int = 0
@@ -36,7 +36,7 @@ class Boundary:
 
 @dataclass(frozen=True)
 class Call:
-    """One network's inputs for one session; see the back ends for what they are."""
+    """One network's inputs for one session, as its back end documents them."""
 
     network: str
     inputs: tuple
@@ -46,7 +46,7 @@ Calls = Generator['Boundary | Call', Any, Result]
 
 
 def run(calls: Calls[Result], backend: Backend) -> Result:
-    """Run the calls of one session to their end."""
+    """Run one session's calls to the end and return their result."""
     outputs = None
     try:
         while True:
@@ -54,15 +54,15 @@ def run(calls: Calls[Result], backend: Backend) -> Result:
             if isinstance(item, Call):
                 outputs, = backend.run(item.network, [item.inputs])
                 if backend.asynchronous:
-                    backend.settle()  # its time is taken
+                    backend.settle()  # for the timing
     except StopIteration as end:
         return end.value
     finally:
-        calls.close()  # what it holds is let go now, and not when the exception's traceback is forgotten
+        calls.close()  # release its resources now, not when the exception's traceback is freed
 
 
 def run_ahead(calls: Calls[Result], backend: Backend) -> Result:
-    """As ``run``, but only queues the work of the device; outputs are the back end's own."""
+    """As ``run``, but only queue the device's work; outputs are the back end's own."""
     outputs = None
     try:
         while True:
@@ -76,10 +76,10 @@ def run_ahead(calls: Calls[Result], backend: Backend) -> Result:
 
 
 class Work(Generic[Result]):
-    """Calls that are run unit by unit: they stand at ``boundary``, or have ended, and then ``result`` is there."""
+    """Calls that are run unit by unit: paused at ``boundary``, or finished, with their ``result``."""
 
     def __init__(self, calls: Calls[Result]):
-        """Run ``calls`` to their first boundary, and raise what they raise."""
+        """Run ``calls`` to their first boundary; raise what they raise."""
         self._calls = calls
         self.boundary: Boundary | None = None
         self.result: Result | None = None
@@ -87,7 +87,7 @@ class Work(Generic[Result]):
             raise ValueError('work must begin with a boundary')
 
     def resume(self, outputs: Any) -> Call | None:
-        """Go on, with the outputs of the last call; return the next one, None at a boundary and at the end."""
+        """Resume with the outputs of the last call; return the next call, None at a boundary and at the end."""
         try:
             item = self._calls.send(outputs)
         except StopIteration as end:
@@ -99,15 +99,15 @@ class Work(Generic[Result]):
         return None
 
     def close(self) -> None:
-        """Give it up; what it holds is let go."""
+        """Cancel the work and release what it holds."""
         self.boundary = None
         self._calls.close()
 
 
 def run_unit(works: Sequence[Work], backend: Backend, queued: bool = False) -> list[Exception | None]:
-    """Run the next unit of each of ``works``, calls of one network together; return what each of them raised.
+    """Run the next unit of each of ``works``, batching calls of one network; return what each of them raised.
 
-    ``queued``: by ``Backend.launch``. Work that raised is closed. A network that raises fails all whose call it ran.
+    ``queued``: use ``Backend.launch``. Work that raised is closed. A network that raises fails all works in its batch.
     """
     run_batch = backend.launch if queued else backend.run
     errors: list[Exception | None] = [None] * len(works)
@@ -128,7 +128,7 @@ def run_unit(works: Sequence[Work], backend: Backend, queued: bool = False) -> l
     for index in range(len(works)):
         resume(index, None)
     while pending:
-        # All members of a unit come to the same networks, but for the last step's, which has outcomes to read.
+        # All works in a unit call the same networks, except that the last denoising step also reads outcomes.
         network = next(iter(pending.values())).network
         group = [index for index, call in pending.items() if call.network == network]
         batch = [pending.pop(index).inputs for index in group]
@@ -144,19 +144,18 @@ def run_unit(works: Sequence[Work], backend: Backend, queued: bool = False) -> l
 
 
 class NetworkCalls:
-    """``times`` takes how long the parts of the work took."""
+    """Runs a session's network calls; ``times`` records how long the parts of the work took."""
 
     def __init__(self, backend: Backend, times: PartTimes):
         self._backend, self._times = backend, times
 
     def queue(self, calls: Calls[Result]) -> Result:
-        """Has the device do a call's work when its turn comes; the results are the back end's own. For an asynchronous
-        back end."""
+        """Queue calls on the device of an asynchronous back end; the result is the back end's own."""
         with self._times.queued(self._backend.mark):
             return run_ahead(calls, self._backend)
 
     def units(self, calls: Calls[Result]) -> Generator[None, None, Result]:
-        """Every ``next`` but the first, which prepares, is one unit; a tick can go first between any two. Where the
+        """Run one unit per ``next`` after the first, which prepares, so that a tick can go first between any two. Where the
         device ``overlaps``, a unit is only queued, and the result is the back end's own."""
         work = Work(calls)
         yield
@@ -168,11 +167,11 @@ class NetworkCalls:
         return work.result
 
     def _run_unit(self, work: Work) -> None:
-        """Run the next unit: in the background of ticks, if the device can; else it is waited for, so that there is one at
-        most that a tick has to wait for."""
+        """Run the next unit: in the background of ticks if the device can; else wait for it, so that a tick waits for one
+        unit at most."""
         backend = self._backend
         if backend.overlaps:
-            with self._times.ignored(), backend.in_background():  # its time next to a tick says nothing of a tick
+            with self._times.ignored(), backend.in_background():  # its time next to a tick says nothing about a tick's
                 error, = run_unit([work], backend, queued=True)
         else:
             with self._times.queued(backend.mark) if backend.asynchronous else nullcontext():
@@ -185,13 +184,13 @@ class NetworkCalls:
 
 
 def of_world_model(steps: int) -> Mapping[str, int]:
-    """Return the parts of a world model's tick with so many denoising steps, and how often each comes."""
+    """Return the parts of a world model's tick with ``steps`` denoising steps, and how often each occurs."""
     return {**dict.fromkeys(BEFORE_DENOISING, 1), 'denoise': steps}
 
 
 class Recent:
-    """The last HISTORY values, in order too: a tick asks for quantiles between image and command, each of which takes numpy
-    forty microseconds."""
+    """The last HISTORY values, also kept sorted: a tick needs quantiles between image and command, and numpy takes 40 us for
+    each."""
 
     def __init__(self) -> None:
         self._values: deque[float] = deque()
@@ -204,7 +203,7 @@ class Recent:
         insort(self._ordered, value)
 
     def quantile(self, level: float) -> float:
-        """As numpy's, between two values in proportion; 0.0 without any."""
+        """Return a quantile with linear interpolation, as numpy's; 0.0 without values."""
         ordered = self._ordered
         if not ordered:
             return 0.0
@@ -214,16 +213,15 @@ class Recent:
 
 
 class StepTimes:
-    """Last durations (s) of each part (encode, commit, policy, denoise for one step, decode) and of whole ticks.
+    """Recent durations (s) of each part (encode, commit, policy, denoise for one step, decode) and of whole ticks.
 
-    The predicted tick is the sum of its parts' medians and one tail: the high quantile of how much real ticks exceeded
-    that sum. Adding the parts' own high quantiles instead would count an interruption, which strikes a tick once, in
-    every part.
+    The predicted tick is the sum of its parts' medians plus one tail: the high quantile of how much measured ticks exceeded
+    that sum. Adding the parts' own high quantiles would count an interruption, which hits a tick once, in every part.
     """
 
     def __init__(self, parts: Callable[[Any], Mapping[str, int]] = of_world_model):
-        """``parts``: gives the parts of a tick with such ``steps``, and how often each comes. What tells ticks apart need not
-        be a number."""
+        """``parts`` returns the parts of a tick with given ``steps``, and how often each occurs; ``steps``, which tells ticks
+        apart, need not be a number."""
         self._parts = parts
         self._times: dict[str, Recent] = {}
         self._excess = Recent()
@@ -232,32 +230,32 @@ class StepTimes:
         self._times.setdefault(part, Recent()).append(float(seconds))
 
     def record_tick(self, seconds: float, steps: Any) -> None:
-        """Take the whole time of a tick with such ``steps``."""
+        """Record the whole time of a tick with ``steps``."""
         self._excess.append(float(seconds) - self.typical_tick(steps))
 
     def quantile(self, part: str) -> float:
-        """High quantile (s) of a part; 0.0 when it was never measured."""
+        """Return the high quantile (s) of a part; 0.0 when it was never measured."""
         return self._quantile(part, QUANTILE)
 
     def predict(self, steps: Any) -> float:
-        """Time (s) from a frame at hand to its plan, in such ``steps``."""
+        """Return the predicted time (s) from a received frame to its plan, with ``steps``."""
         return self.typical_tick(steps) + max(0.0, self._excess.quantile(QUANTILE))
 
     def prediction_rate(self, step_period: float) -> float:
-        """Highest rate (Hz) of one-step futures, imagined and decoded, where a frame comes every ``step_period`` s."""
+        """Return the highest rate (Hz) of one-step futures, imagined and decoded, with a frame every ``step_period`` s."""
         work = self.typical_tick(1) + self.typical('decode')
         return 1.0 / max(step_period, work)
 
     def unit(self) -> float:
-        """Time (s) of the longest single network call: the quantum that cannot be interrupted."""
+        """Return the high quantile (s) of the longest single network call, which cannot be interrupted."""
         return max((self.quantile(part) for part in self._times if part != SESSION), default=0.0)
 
     def typical_unit(self) -> float:
-        """Median (s) of that call."""
+        """Return the median (s) of that call."""
         return max((self.typical(part) for part in self._times if part != SESSION), default=0.0)
 
     def typical(self, part: str) -> float:
-        """Median (s) of a part; 0.0 when it was never measured."""
+        """Return the median (s) of a part; 0.0 when it was never measured."""
         return self._quantile(part, 0.5)
 
     def typical_tick(self, steps: Any) -> float:
@@ -269,11 +267,11 @@ class StepTimes:
 
 
 class PartTimes:
-    """Measures the parts of one session's work, also where the device works asynchronously.
+    """Measures the parts of one session's work, also on an asynchronous device.
 
-    Takes times into ``last`` (s by part) and into an engine's step times; those of failed work are not taken.
+    Records times in ``last`` (s by part) and in an engine's step times; times of failed work are not recorded.
 
-    Queued work is timed by marks that the device passes: their times are known when it has, and ``read`` takes them.
+    Queued work is timed by marks on the device; ``read`` records their times once the device has passed them.
     """
 
     def __init__(self, step_times: StepTimes):
@@ -285,7 +283,7 @@ class PartTimes:
 
     @contextmanager
     def queued(self, mark: Callable[[], Mark]) -> Iterator[None]:
-        """Work in this context is queued; ``mark`` gives a point in the device's time (``Backend.mark``)."""
+        """Time work in this context, which is queued, by ``mark`` (``Backend.mark``)."""
         self._mark = mark
         try:
             yield
@@ -308,7 +306,7 @@ class PartTimes:
 
     @contextmanager
     def ignored(self) -> Iterator[None]:
-        """Work in this context is not timed."""
+        """Do not time work in this context."""
         self._ignore = True
         try:
             yield
@@ -316,11 +314,11 @@ class PartTimes:
             self._ignore = False
 
     def forget(self) -> None:
-        """Give up the marks of queued work that was not waited for."""
+        """Discard the marks of queued work that was not waited for."""
         self._unread.clear()
 
     def read(self) -> None:
-        """Take the times of queued work, which must be over."""
+        """Record the times of queued work, which must have finished."""
         for part, start, end in self._unread:
             self._take(part, start.elapsed_time(end) / 1e3)
         self._unread.clear()

@@ -1,4 +1,4 @@
-"""Imagines a chunk, and chunk after chunk: autoregressive rollout on a fork of what a session has seen."""
+"""Samples chunks of future frames, one or several in an autoregressive rollout on a fork of a session's cache."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -15,12 +15,12 @@ from .futures import Future, Moment
 from .memory import Memory
 from .network_calls import Boundary, Call, Calls, PartTimes
 
-KEPT = 4  # drawn ahead: branches of one question start from the same moments
+KEPT = 4  # noise tensors kept: branches of one question start from the same moments
 THREADS = 4
 
 
 class Sampler:
-    """A session's, for its own cache and for those of its branches. What its calls give may be the back end's own."""
+    """Samples chunks for a session's own cache and those of its branches. Results of its calls may be the back end's own."""
 
     def __init__(self, backend: Backend, memory: Memory, times: PartTimes, seed: int):
         self._backend, self._memory, self._times = backend, memory, times
@@ -28,8 +28,8 @@ class Sampler:
         self._noise = Noise(seed, (spec.chunk_frames, *spec.latent_size, spec.latent_channels))
 
     def denoise(self, cache: SequenceCache, newest: int, actions: np.ndarray, steps: int | Steps) -> Calls[tuple]:
-        """The chunk after frame ``newest`` under ``actions`` (chunk_frames, A): its latents, and its outcomes as the
-        network gives them, logits of contact and progress. A unit for each step; a number stands for ``Steps.of`` it."""
+        """Denoise the chunk after frame ``newest`` under ``actions`` (chunk_frames, A), one unit per step; return its latents
+        and the network's raw outcomes, contact logits and progress. A number of steps stands for ``Steps.of`` it."""
         steps, row = (steps.count, steps.row) if isinstance(steps, Steps) else (steps, ROWS.get(steps, FLOW))
         count = self.spec.chunk_frames
         if steps < 1:
@@ -46,49 +46,49 @@ class Sampler:
                 z, features = yield Call('denoise', (z, tau, rate, row, actions, window))
                 if step + 1 == steps:
                     outcomes = yield Call('outcomes', (features,))
-        if self._backend.asynchronous:  # all is queued: the host has time for the next tick's
+        if self._backend.asynchronous:  # all is queued: the host has time to draw the next tick's
             self._noise.draw_ahead(newest + 2)
         return z, outcomes
 
     def decode(self, latents: np.ndarray, before: np.ndarray) -> Calls[np.ndarray]:
-        """Frames uint8 (T, H, W, 3) of latents (T, h, w, Z), of which the first follows ``before``; a unit."""
+        """Return frames uint8 (T, H, W, 3) of latents (T, h, w, Z), the first of which follows ``before``; one unit."""
         yield Boundary('decode')
         with self._times.measure('decode'):
             return (yield Call('decode', (latents, before)))
 
     def stack(self, latents: Sequence[np.ndarray]) -> np.ndarray:
-        """Latents (h, w, Z) of frames as what can be committed together."""
+        """Stack latents (h, w, Z) of frames to be committed together."""
         return self._backend.stack(latents)
 
     def future(self, actions: np.ndarray, latents: np.ndarray, outcomes: tuple, before: np.ndarray) -> Future:
-        """The Future of what ``denoise`` gave, with ``outcomes`` as numpy; ``decode`` makes its frames."""
+        """Return the Future of ``denoise``'s results, with ``outcomes`` as numpy; ``decode`` makes its frames."""
         logits, progress = outcomes
         risk = 1.0 / (1.0 + np.exp(-logits))
         return Future(actions, latents, risk, dict(zip(self.spec.goals, progress[-1].tolist())), before)
 
     def _draw_noise(self, moment: int) -> np.ndarray:
-        """Noise for a chunk that begins with frame ``moment``."""
+        """Return noise for a chunk that begins with frame ``moment``."""
         if self._backend.asynchronous:
             self._noise.draw_ahead(moment)
         return self._noise.draw(moment)
 
 
 class Noise:
-    """Standard normal float32 of a shape, by frame number. It belongs to the moment, not to the call: the same session
-    predicts the same future twice. Drawing it for a large image takes as long as a large GPU takes for a small batch."""
+    """Standard normal float32 noise of a shape, a function of the frame number, not of the call, so that predictions are
+    reproducible. Drawing it for a large image takes as long as a small batch on a large GPU."""
 
     def __init__(self, seed: int, shape: tuple[int, ...]):
         self._seed, self._shape = seed, shape
         self._drawn: dict[int, Promise] = {}  # by moment
 
     def draw(self, moment: int) -> np.ndarray:
-        """Noise of a chunk that begins with frame ``moment``; not to be written to."""
+        """Return noise for a chunk that begins with frame ``moment``; do not write to it."""
         if moment in self._drawn:
             return self._drawn[moment].result()
         return self._draw(moment)
 
     def draw_ahead(self, moment: int) -> None:
-        """Begin to draw in another thread what ``draw`` will be asked for, maybe many times."""
+        """Start drawing in another thread what ``draw`` will return, maybe many times."""
         if moment not in self._drawn:
             self._drawn[moment] = _threads().submit(self._draw, moment)
             if len(self._drawn) > KEPT:
@@ -106,7 +106,7 @@ def _threads() -> ThreadPoolExecutor:
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """One of a branch's chunks, see ``Sampler``; but for ``actions``, the arrays may be the back end's own."""
+    """One of a branch's chunks, see ``Sampler``; except ``actions``, the arrays may be the back end's own."""
 
     actions: np.ndarray
     latents: np.ndarray
@@ -119,11 +119,11 @@ def branch(sampler: Sampler, commit: Callable[..., Calls], moment: Moment, actio
            steps: int | Steps, keep: bool = False) -> Calls[tuple[list[Chunk], Moment]]:
     """Imagine ``actions`` (T, A) from a moment, in units; forks its cache before the first one.
 
-    ``commit``, the session's, makes what was imagined a part of the fork, where the next chunk sees it; so it does with
-    the sinks, again for every chunk that sees some, as frames that nothing came before. Far ahead it matches a chunk's
-    statistics to those of the ``Preset.kept_frames``. Returns the chunks for ``joined``, and the moment at the end: its cache
-    is the fork, on whose pages the work of the device may still be. Where ``keep``, the last chunk is committed too, and a
-    branch can go on from there.
+    ``commit``, the session's, adds each imagined chunk to the fork, where the next chunk sees it; it also commits the sinks
+    again for every chunk that sees some, as frames without predecessors. Far ahead, a chunk's statistics are matched to those
+    of the ``Preset.kept_frames``. Returns the chunks for ``joined``, and the moment at the end, whose cache is the fork: the
+    device may still be working on its pages. With ``keep``, the last chunk is committed too, so that a branch can continue
+    from there.
     """
     spec, total = sampler.spec, len(actions)
     size = spec.chunk_frames
@@ -131,7 +131,7 @@ def branch(sampler: Sampler, commit: Callable[..., Calls], moment: Moment, actio
     chunks = []
     for start in range(0, total, size):
         part = actions[start:start + size]
-        # A last chunk that is short goes on with its last action; what it adds is cut off by ``joined``.
+        # A short last chunk repeats its last action; ``joined`` cuts off the extra frames.
         part = np.concatenate([part, np.repeat(part[-1:], size - len(part), 0)])
         imagined = moment.imagined + start
         if imagined >= spec.sinks_from:
@@ -156,7 +156,7 @@ def branch(sampler: Sampler, commit: Callable[..., Calls], moment: Moment, actio
 
 
 def joined(sampler: Sampler, chunks: list[Chunk], total: int, host: Callable[..., np.ndarray]) -> Future:
-    """The future of a branch of ``total`` frames; ``host`` makes numpy of the back end's arrays, and waits for them."""
+    """Return the Future of a branch of ``total`` frames; ``host`` waits for the back end's arrays and returns numpy ones."""
     futures = []
     for chunk in chunks:
         futures.append(sampler.future(chunk.actions, host(chunk.latents), tuple(map(host, chunk.outcomes)),

@@ -22,34 +22,34 @@ from .session_folder import SessionFileError
 
 
 class Session:
-    """Frames come in by ``observe``; ``plan``, ``imagine`` and ``what_if`` look ahead from the newest one.
+    """A session takes frames by ``observe``; ``plan``, ``imagine`` and ``what_if`` look ahead from the newest one.
 
-    A call that raises leaves the session as it was. Not safe for use from two threads at once; on a GPU, where the sessions of
-    an engine share its captured graphs, neither are two of them. The methods in -ing are the same work as calls, to be run for
-    many sessions together; arrays may then be the back end's own.
+    A call that raises leaves the session unchanged. Not thread-safe; on a GPU, where the sessions of an engine share its
+    captured graphs, two sessions must not be used concurrently either. The methods in -ing do the same work as generators of
+    network calls, to be batched over many sessions; their arrays may then be the back end's own.
     """
 
     def __init__(self, backend: Backend, memory: Memory, step_times: StepTimes, seed: int = 0,
                  fingerprint: Callable[[], str] = str):
-        """``fingerprint``: gives what tells models apart in files, see ``Engine.fingerprint``."""
+        """``fingerprint`` returns ``Engine.fingerprint``, which identifies the model in files."""
         self._backend, self._memory, self._step_times = backend, memory, step_times
         self._fingerprint = fingerprint
         self.spec = backend.preset
         self._times = PartTimes(step_times)
         self._network_calls = NetworkCalls(backend, self._times)
         self._sampler = Sampler(backend, memory, self._times, seed)
-        self._observing_took = 0.0  # s, of the host
+        self._observing_took = 0.0  # s, on the host
         self._cache = memory.open()
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything that was seen."""
+        """Forget all observations."""
         self._cache.clear()
         self._time = -1  # frame number of the newest observation
         self._encoder_state: np.ndarray | None = None
         self._latent: np.ndarray | None = None
         self._features: np.ndarray | None = None
-        self._sinks: tuple[tuple[np.ndarray, np.ndarray], ...] = ()  # of a branch that begins here
+        self._sinks: tuple[tuple[np.ndarray, np.ndarray], ...] = ()  # for a branch that starts here
 
     @property
     def frames_seen(self) -> int:
@@ -57,12 +57,12 @@ class Session:
 
     @property
     def timings(self) -> dict[str, float]:
-        """The last time of each part of the work, s."""
+        """Latest time of each part of the work, s."""
         return self._times.last
 
     def observe(self, frame: np.ndarray, executed: np.ndarray) -> None:
         """Encode a frame, uint8 (H, W, 3) RGB, and commit it; ``executed`` (A,), SI units, is the action that was
-        executed over the step period before it. On an asynchronous device it has only been queued."""
+        executed over the step period before it. On an asynchronous device this only queues the work."""
         start = time.perf_counter()
         if self._backend.asynchronous:
             self._times.forget()
@@ -72,7 +72,7 @@ class Session:
         self._observing_took = time.perf_counter() - start
 
     def observing(self, frame: np.ndarray, executed: np.ndarray) -> Calls[None]:
-        """``observe``, as a part of a unit."""
+        """``observe`` as network calls, within a unit."""
         spec = self.spec
         if frame.shape != (*spec.image_size, 3) or frame.dtype != np.uint8:
             raise ValueError(f'frame must be uint8 {(*spec.image_size, 3)} (height, width, RGB), '
@@ -89,15 +89,15 @@ class Session:
             self._sinks = *(self._sinks[1:] or (newest,) * (spec.kept_frames - 1)), newest
 
     def plan(self, goal: str, prefix: np.ndarray | None = None) -> np.ndarray:
-        """Command chunk (chunk_frames, A) in SI units that drives towards ``goal``, from the newest observation.
+        """Return a command chunk (chunk_frames, A) in SI units that drives towards ``goal`` from the newest observation.
 
         ``prefix`` (n, A): actions that will be executed before the plan can take over; the plan begins with them, and
-        goes on smoothly (real-time chunking, Black et al. 2025) if the model's policy was trained to.
+        continues smoothly (real-time chunking, Black et al. 2025) if the model's policy was trained to.
         """
         return run(self.planning(goal, prefix), self._backend)
 
     def planning(self, goal: str, prefix: np.ndarray | None = None, moment: Moment | None = None) -> Calls[np.ndarray]:
-        """``plan``, from now or from a moment, as a part of a unit."""
+        """``plan`` from now or from ``moment`` as network calls, within a unit."""
         spec = self.spec
         if goal not in spec.goals:
             raise ValueError(f'unknown goal {goal!r}; this model knows {", ".join(spec.goals)}')
@@ -109,15 +109,15 @@ class Session:
                 raise ValueError(f'prefix has {delay} actions: it must leave some of the {spec.chunk_frames} to plan')
             given[:delay] = self._actions(prefix, delay)
         with self._times.measure('policy'):
-            # From no noise comes the most typical plan: successive ones differ by what was seen alone.
+            # Zero noise gives the most typical plan: successive plans then differ only by what was observed.
             noise = np.zeros((len(spec.goals), *given.shape), np.float32)
             features = moment.features if moment else self._features
             plans = yield Call('policy', (features, noise, given, np.int64(delay)))
         return plans[spec.goals.index(goal)]
 
     def imagine(self, actions: np.ndarray, steps: int = 2) -> Future:
-        """The next chunk under ``actions`` (chunk_frames, A), denoised in ``steps`` steps: 2 and 1 are what the model
-        was distilled for, more integrate the teacher's flow. ``decode`` makes the images."""
+        """Predict the next chunk under ``actions`` (chunk_frames, A), denoised in ``steps`` steps: the model was distilled
+        for 2 and 1, more integrate the teacher's flow. ``decode`` makes the images."""
         before = sum(self.timings.get(part, 0.0) for part in BEFORE_DENOISING)
         start = time.perf_counter()
         future = run(self.imagining(actions, steps), self._backend)
@@ -126,8 +126,8 @@ class Session:
         return future
 
     def look_ahead(self, goal: str, steps: int = 2) -> LookAhead:
-        """``plan`` and, of that plan, ``imagine``. On an asynchronous device everything has been queued when
-        this returns: between frame and command it never waits for the host."""
+        """``plan``, then ``imagine`` that plan. On an asynchronous device all of it has been queued when this returns, so
+        the device never waits for the host between frame and command."""
         if not self._backend.asynchronous:
             plan = functools.cache(lambda: self.plan(goal))
             return LookAhead(plan, lambda: self.imagine(plan(), steps))
@@ -145,7 +145,7 @@ class Session:
         return LookAhead(fetched_plan.result, future)
 
     def imagining(self, actions: np.ndarray, steps: int = 2) -> Calls[Future]:
-        """``imagine``, a unit for each step."""
+        """``imagine`` as network calls, one unit per step."""
         self._require_observation()
         actions = self._actions(actions, self.spec.chunk_frames)
         before = self._latent
@@ -153,11 +153,11 @@ class Session:
         return self._sampler.future(actions, z, outcomes, before)
 
     def decode(self, future: Future) -> np.ndarray:
-        """Frames uint8 (T, H, W, 3) of an imagined future; also kept in ``future.frames``."""
+        """Return the frames, uint8 (T, H, W, 3), of an imagined future; also set ``future.frames``."""
         return run(self.decoding(future), self._backend)
 
     def decoding(self, future: Future) -> Calls[np.ndarray]:
-        """``decode``, a unit."""
+        """``decode`` as network calls, one unit."""
         future.frames = yield from self._sampler.decode(future.latents, future.before)
         return future.frames
 
@@ -165,9 +165,9 @@ class Session:
                 ) -> Generator[None, None, Future]:
         """Imagine ``actions`` (T, A), any T >= 1, on a fork; the session stays as it is.
 
-        A generator: every ``next`` is one network call, so that a tick can go first between any two. Ends with the
-        decoded Future of T frames. It sees the session as it was at ``moment``, or when the first ``next`` ran. Raises
-        OutOfPages when too many branches are open; they end with their generators.
+        A generator: every ``next`` is one network call, so that a tick can go first between any two. Returns the decoded
+        Future of T frames. It sees the session as it was at ``moment``, or when the first ``next`` ran. Raises OutOfPages
+        when too many branches are open; a branch ends with its generator.
         """
         chunks, end = yield from self._network_calls.units(self._branching(actions, steps, moment))
         end.cache.require_pages()  # a tick may have come between
@@ -175,28 +175,28 @@ class Session:
 
     @property
     def overlaps(self) -> bool:
-        """Whether the device does the units of ``what_if`` in the background of ticks."""
+        """Whether the device runs the units of ``what_if`` in the background of ticks."""
         return self._backend.overlaps
 
     @property
     def busy(self) -> bool:
-        """Whether the device still works on a unit of ``what_if``; the next one waits for it."""
+        """Whether the device is still running a unit of ``what_if``; the next unit waits for it."""
         return self._backend.busy
 
     def moment(self) -> Moment:
-        """What ``branching`` can begin from later, when the session has gone on."""
+        """Return a snapshot that ``branching`` can start from later, when the session has moved on."""
         self._require_observation()
         return Moment(self._cache.fork(), self._time, self._latent, self._sinks, self._features)
 
     def branching(self, actions: np.ndarray | OwnPlan, steps: int | Steps = 2, moment: Moment | None = None) -> Calls[Future]:
-        """``what_if`` from now or from a moment, in units; forks before the first one."""
+        """``what_if`` from now or from ``moment`` as network calls, in units; forks before the first one."""
         chunks, _ = yield from self._branching(actions, steps, moment)
         return joined(self._sampler, chunks, len(actions), self._backend.host)
 
     def extending(self, actions: np.ndarray, steps: int | Steps = 2, moment: Moment | None = None
                   ) -> Calls[tuple[Future, Moment]]:
-        """``branching`` over whole chunks, and the moment at its end, from which another one goes on as if both were one.
-        Sinks stay the observed frames, and what keeps the moment keeps the pages of its window."""
+        """``branching`` over whole chunks; also returns the moment at its end, from which another branch continues as if both
+        were one. Sinks stay the observed frames; the returned moment holds the pages of its window."""
         if len(actions) % self.spec.chunk_frames:
             raise ValueError(f'{len(actions)} actions are no whole chunks of {self.spec.chunk_frames}')
         chunks, end = yield from self._branching(actions, steps, moment or self.moment(), keep=True)
@@ -204,10 +204,10 @@ class Session:
 
     def _branching(self, actions: np.ndarray | OwnPlan, steps: int | Steps, moment: Moment | None = None, keep: bool = False
                    ) -> Calls[tuple[list[Chunk], Moment]]:
-        """The branch's chunks, and the moment at its end. A plan is the first unit."""
+        """Return the branch's chunks and the moment at its end. An ``OwnPlan`` is planned in the first unit."""
         self._require_observation()
         if isinstance(actions, OwnPlan):
-            moment = moment or self.moment()  # a tick may come between the plan and what follows
+            moment = moment or self.moment()  # a tick may come between the plan and its rollout
             yield Boundary('policy')
             actions = actions.actions(self._backend.host((yield from self.planning(actions.goal, moment=moment))))
         actions = self._actions(actions, len(actions))
@@ -215,7 +215,7 @@ class Session:
         return (yield from branch(self._sampler, self._commit, moment, actions, steps, keep))
 
     def capture(self) -> Capture:
-        """The session as it is now, for a file: a fork, whose pages are copied later. Raises ValueError before the
+        """Return the session as it is now, for a file: a fork, whose pages are copied later. Raises ValueError before the
         first frame."""
         self._require_observation()
         state = {'encoder_state': self._encoder_state, 'latent': self._latent, 'features': self._features}
@@ -233,8 +233,8 @@ class Session:
         return Capture(self.spec, self._fingerprint, {'time': np.array([self._time]), **state}, self._cache.fork())
 
     def restore(self, loaded: Loaded) -> None:
-        """Go on as a session that was read from a file, and whose pages are filled. Raises SessionFileError, and
-        changes nothing, for one that was given up."""
+        """Continue as a session that was read from a file and whose pages are filled. Raises SessionFileError, and
+        changes nothing, if ``loaded`` was closed."""
         cache, state = loaded.take(), loaded.state
         self._cache.adopt(cache)
         cache.close()
@@ -245,12 +245,11 @@ class Session:
         self._sinks = tuple(zip(state.get('sink_latents', ()), state.get('sink_actions', ())))
 
     def close(self) -> None:
-        """Give its pages back; it is of no use any more."""
+        """Release its pages; the session cannot be used afterwards."""
         self._cache.close()
 
     def save(self, path: str | Path) -> None:
-        """Write the session to a safetensors file, all at once; ``session_transfer`` does so next to ticks. Raises
-        OSError."""
+        """Write the session to a safetensors file in one go; ``session_transfer`` does so between ticks. Raises OSError."""
         capture = self.capture()
         for _ in capture.pieces():
             pass
@@ -258,8 +257,8 @@ class Session:
             capture.write(file)
 
     def load(self, path: str | Path) -> None:
-        """Take up a session that ``save`` wrote, all at once; raise SessionFileError, and change nothing, when it
-        does not fit or is damaged."""
+        """Load, in one go, a session that ``save`` wrote; raise SessionFileError, and change nothing, when it does not fit
+        or is damaged."""
         try:
             with open(path, 'rb') as file:
                 loaded = read(file, os.fstat(file.fileno()).st_size, self.spec, self._fingerprint(), self._memory)
@@ -274,7 +273,7 @@ class Session:
 
     def _commit(self, cache: SequenceCache, latents: np.ndarray, times: np.ndarray, actions: np.ndarray,
                 observed: bool = True) -> Calls[np.ndarray]:
-        """The pass of clean frames (T, h, w, Z), which makes them a part of the cache; returns their features."""
+        """Run clean frames (T, h, w, Z) through the network to add them to the cache; return their features."""
         window = self._memory.window(cache, times, causal=True)
         if self._backend.asynchronous:
             self._backend.before_writing()

@@ -1,8 +1,8 @@
-"""A session at rest: a safetensors file whose every byte is covered by a checksum.
+"""A saved session: a safetensors file whose every byte is covered by a checksum.
 
-Saving and loading come in parts, so that next to nothing of it is done by the thread that answers ticks: that one forks
-a session's cache, and takes over pages that have been filled. Copying, hashing, checking and the disk are for the
-thread that wants the file (``session_transfer``).
+Saving and loading are divided so that the thread that answers ticks does very little: it forks a session's cache, and
+takes over pages that have been filled. Copying, hashing, checking and disk access are done by the thread that wants the
+file (``session_transfer``).
 """
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
     from .memory import Memory
 
 FORMAT = '3'
-MAX_TIME = 2**31 - 1  # frames, seven years at 10 Hz: what a session counts must not overflow
-_MAX_HEADER = 2**16   # bytes; that of a session has a dozen tensors
-_PIECE = 2**20        # bytes that are read or written at a time
+MAX_TIME = 2**31 - 1  # frames, seven years at 10 Hz: a session's counters must not overflow
+_MAX_HEADER = 2**16   # bytes; a session's header lists a dozen tensors
+_PIECE = 2**20        # bytes read or written at a time
 _TYPES = {'F32': np.dtype('<f4'), 'I64': np.dtype('<i8'), 'U8': np.dtype('u1')}
 _NAMES = {dtype: name for name, dtype in _TYPES.items()}
-_BLANK = '0' * 64     # in the checksum's place while it is computed
+_BLANK = '0' * 64     # stands for the checksum while it is computed
 _CHECKSUM = re.compile(rb'"sha256": ?"([0-9a-f]{64})"')
 
 
 class Capture:
-    """A session as it was when this was made, on its way to a file: ``pieces`` copies, then ``write`` may be called; or
-    to a store (``session_store``), which takes ``state`` and ``cache``."""
+    """A session as it was when this was made, on its way to a file (``pieces`` copies, then ``write`` may be called) or to
+    a store (``session_store``), which takes ``state`` and ``cache``."""
 
     def __init__(self, spec: Preset, fingerprint: Callable[[], str], state: Mapping[str, np.ndarray], cache: SequenceCache):
-        """``state``: see ``Loaded``, whose own this does not become; ``cache``: a fork of the session's."""
-        self._spec, self._fingerprint = spec, fingerprint  # which may take long, and is for ``write``
+        """``state``: as of ``Loaded``, not modified; ``cache``: a fork of the session's."""
+        self._spec, self._fingerprint = spec, fingerprint  # called when it is written, as it may take long
         self.state = {name: np.ascontiguousarray(array) for name, array in state.items()}
         self.cache, self._copy = cache, snapshot.Copy(cache)
         self.on_host = self._copy.on_host  # whether any thread may take ``pieces``; else only the engine's
@@ -48,12 +48,11 @@ class Capture:
 
     @property
     def fingerprint(self) -> str:
-        """Of the model, see ``Engine.fingerprint``; may take long the first time."""
+        """``Engine.fingerprint`` of the model; may take long the first time."""
         return self._fingerprint()
 
     def pieces(self) -> Iterator[None]:
-        """Copy a part of the pages with every ``next``. Raises OutOfPages where memory was so short that it lost
-        them."""
+        """Copy a part of the pages per ``next``. Raises OutOfPages if memory ran so short that the fork lost them."""
         yield from self._copy.pieces()
         self.cache.close()
 
@@ -80,8 +79,8 @@ class Capture:
 
 
 class Incoming:
-    """A session's cache while it is filled, until a session takes it over or it is given up. ``on_host``: whether its pages are
-    in the host's memory."""
+    """A session's cache while it is filled, until a session takes it over or it is closed. ``on_host``: whether its pages are
+    in host memory."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory, self._cache = memory, memory.stage()
@@ -89,10 +88,10 @@ class Incoming:
         self.on_host = all(pool.storage.on_host for pool in memory.pools)
 
     def settle(self) -> None:
-        """Wait until all pages are filled. Of a thread that may wait; else ``take`` and ``close`` do it."""
+        """Wait until all pages are filled. For a thread that may block; otherwise ``take`` and ``close`` do it."""
 
     def take(self) -> SequenceCache:
-        """The filled cache, for the session that takes it over. Raises SessionFileError after ``close``."""
+        """Return the filled cache to the session that takes it over. Raises SessionFileError after ``close``."""
         self.settle()
         with self._ending:
             if self._over:
@@ -101,7 +100,7 @@ class Incoming:
         return self._cache
 
     def close(self) -> None:
-        """Give back what no session has taken over. From any thread."""
+        """Release the pages unless a session has taken them over. Thread-safe."""
         with self._ending:
             given_up, self._over = not self._over, True
         if given_up:
@@ -109,16 +108,16 @@ class Incoming:
             self._cache.close()
 
     def _stop(self) -> None:
-        """Fill no more pages, and wait for what the device writes to them: they are to be another's."""
+        """Fill no more pages and wait for the device's writes to them: another session gets these pages next."""
 
 
 class Loaded(Incoming):
     """A session that was read and checked, on its way into an engine. ``pieces`` fills its pages, then a session may
     take it over.
 
-    ``state`` has time int64 (1,), latent (h, w, Z), features (P, D) and encoder_state (1, C, h, w), float32, and of the
-    preset's kept_frames, if it has any, sink_latents (n, h, w, Z) and sink_actions (n, A); of one with heading_pairs, heading
-    (1,) in rad; of one with keyframe_slabs, poses (most_slabs, 3), of the slabs in their order: x, y in m, heading in rad.
+    ``state`` has time int64 (1,) and, in float32, latent (h, w, Z), features (P, D) and encoder_state (1, C, h, w); for a
+    preset with kept_frames also sink_latents (n, h, w, Z) and sink_actions (n, A); with heading_pairs, heading (1,) in rad;
+    with keyframe_slabs, poses (most_slabs, 3) of the slabs in order: x, y in m, heading in rad.
     """
 
     def __init__(self, state: dict[str, np.ndarray], pages: dict[str, np.ndarray], memory: Memory):
@@ -126,28 +125,27 @@ class Loaded(Incoming):
         self.state, self._pages = state, pages
 
     def pieces(self) -> Iterator[None]:
-        """Fill a part of the pages with every ``next``. Raises OutOfPages where there is no room next to what is in
-        use."""
-        # A pass of a branch that has given these pages up may still be writing to them.
+        """Fill a part of the pages per ``next``. Raises OutOfPages where there is no room."""
+        # A pass of a branch that has released these pages may still be writing to them.
         self._memory.before_writing()
         for _ in snapshot.fill(self._cache, self._pages):
             yield
-            if self._over:  # it was given up, and the pages may belong to another session
+            if self._over:  # it was closed, and the pages may belong to another session
                 return
             self._memory.before_writing()
 
 
 def largest(spec: Preset, memory: Memory) -> int:
-    """Bytes that the file of a session of this model has at most."""
+    """Return the largest size, in bytes, of the file of a session of this model."""
     return _MAX_HEADER + sum(int(np.prod(shape)) * dtype.itemsize for shape, dtype in (
         *_state_forms(spec, memory).values(), *snapshot.forms(memory.pools, memory.guaranteed_pages).values(),
         ((sum(memory.guaranteed_pages), PAGES), np.dtype(np.int64))))
 
 
 def read(file: BinaryIO, size: int, spec: Preset, fingerprint: str, memory: Memory) -> Loaded:
-    """Read what ``Capture.write`` wrote, ``size`` bytes, and check all of it, without touching a session.
+    """Read and check the ``size`` bytes that ``Capture.write`` wrote, without touching a session.
 
-    No more is read, or memory taken, than a session of this model needs. Raises SessionFileError.
+    Reads and allocates no more than a session of this model needs. Raises SessionFileError.
     """
     try:
         return _read(file, size, spec, fingerprint, memory)
@@ -197,13 +195,13 @@ def _read(file: BinaryIO, size: int, spec: Preset, fingerprint: str, memory: Mem
 
 
 def _allocate(header: dict[str, Any], begin: int, size: int) -> dict[str, np.ndarray]:
-    """Empty arrays for the tensors that a header lists, which fill the file from ``begin`` on without a gap."""
+    """Return empty arrays for the tensors that a header lists, which must fill the file from ``begin`` on without a gap."""
     arrays, position = {}, 0
     for name, entry in header.items():
         if not isinstance(entry, dict) or set(entry) != {'dtype', 'shape', 'data_offsets'}:
             raise ValueError(f'tensor {name[:40]!r} is described by {str(entry)[:80]}')
         dtype, shape = _TYPES.get(str(entry['dtype'])), entry['shape']
-        # bool is an int, too.
+        # ``type(n) is int``, because bool is a subclass of int.
         if dtype is None or not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
             raise ValueError(f'tensor {name[:40]!r} is described by {str(entry)[:80]}')
         nbytes = dtype.itemsize
@@ -219,12 +217,12 @@ def _allocate(header: dict[str, Any], begin: int, size: int) -> dict[str, np.nda
 
 
 def most_slabs(spec: Preset, memory: Memory) -> int:
-    """How many slabs a session has at most."""
+    """Return the largest number of slabs of a session."""
     return slabs_of(spec.window_frames, memory.layout) + spec.staying_slabs
 
 
 def _state_forms(spec: Preset, memory: Memory) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-    """Shapes and types of ``Loaded.state``."""
+    """Return the shapes and types of ``Loaded.state``."""
     latent, number = (*spec.latent_size, spec.latent_channels), np.dtype(np.float32)
     forms = {'time': ((1,), np.dtype(np.int64)), 'features': ((spec.tokens, spec.width), number),
              'latent': (latent, number), 'encoder_state': ((1, 4 * spec.vae_width, *spec.latent_size), number)}
@@ -239,7 +237,7 @@ def _state_forms(spec: Preset, memory: Memory) -> dict[str, tuple[tuple[int, ...
 
 
 def _check_forms(arrays: dict[str, np.ndarray], spec: Preset, memory: Memory) -> None:
-    """Raise ValueError where tensors have other names, shapes or types than those of a session."""
+    """Raise ValueError unless the tensors have the names, shapes and types of a session's."""
     expected = _state_forms(spec, memory)
     counts = [max((len(array) for name, array in arrays.items() if name.startswith(f'{pool.name}.') and array.ndim),
                   default=0) for pool in memory.pools]
@@ -252,7 +250,7 @@ def _check_forms(arrays: dict[str, np.ndarray], spec: Preset, memory: Memory) ->
 
 
 def _check_values(state: dict[str, np.ndarray], pages: dict[str, np.ndarray], spec: Preset, memory: Memory) -> None:
-    """Raise ValueError where a session could not have these values."""
+    """Raise ValueError if no session could have these values."""
     _check_numbers(state)
     snapshot.check(memory, pages, [count // memory.layout.tiles for count in memory.guaranteed_pages])
     snapshot.require_finite(memory.pools, pages)
@@ -260,7 +258,7 @@ def _check_values(state: dict[str, np.ndarray], pages: dict[str, np.ndarray], sp
 
 
 def check_state(state: dict[str, np.ndarray], spec: Preset, memory: Memory) -> None:
-    """Raise ValueError where a session could not have this state."""
+    """Raise ValueError if no session could have this state."""
     found = {name: (array.shape, array.dtype) for name, array in state.items()}
     if found != _state_forms(spec, memory):
         raise ValueError(f'its state is {found}, and should be {_state_forms(spec, memory)}')
@@ -268,7 +266,7 @@ def check_state(state: dict[str, np.ndarray], spec: Preset, memory: Memory) -> N
 
 
 def check_table(slabs: np.ndarray, time: int, spec: Preset, memory: Memory) -> None:
-    """Raise ValueError where a session could not have these slabs, int64 (n, PAGES), at its frame ``time``."""
+    """Raise ValueError if no session could have these slabs, int64 (n, PAGES), at frame ``time``."""
     snapshot.check_slabs(memory, slabs, [count // memory.layout.tiles for count in memory.guaranteed_pages])
     _check_window(slabs, time, spec, memory)
 
@@ -289,7 +287,7 @@ def _check_window(slabs: np.ndarray, time: int, spec: Preset, memory: Memory) ->
     whole[-1:] = time % frames + 1
     if not len(slabs) or number[-1] != time // frames or (valid != whole).any() or (observed != whole).any():
         raise ValueError(f'its table of slabs is not that of frames up to number {time}')
-    others = number[spec.sink_slabs:]  # sinks may have stayed for long, and so may keyframes
+    others = number[spec.sink_slabs:]  # sinks and keyframes may be older than the window
     rolling = (others + 1) * frames > time + 1 - spec.window_frames
     if (np.diff(others[rolling]) != 1).any() or (~rolling).sum() > spec.keyframe_slabs:
         raise ValueError(f'its table of slabs is not the window of frame {time}')
@@ -298,6 +296,6 @@ def _check_window(slabs: np.ndarray, time: int, spec: Preset, memory: Memory) ->
 
 
 def _pieces(array: np.ndarray) -> Iterator[memoryview]:
-    """The bytes of a contiguous array, a part at a time."""
+    """Yield the bytes of a contiguous array in pieces."""
     flat = memoryview(array.reshape(-1).view(np.uint8))
     return (flat[first:first + _PIECE] for first in range(0, len(flat), _PIECE))

@@ -1,4 +1,4 @@
-"""The one folder that sessions are saved to and loaded from, by plain names that any peer may send."""
+"""The one folder that sessions are saved to and loaded from, by plain names that may come from untrusted peers."""
 from __future__ import annotations
 
 import math
@@ -14,10 +14,10 @@ from typing import BinaryIO, TypeVar
 
 SUFFIX = '.safetensors'
 LONGEST = 100                 # characters of a name
-MAX_FILES, MAX_MB = 32, 4096  # of a folder, unless it is told otherwise
+MAX_FILES, MAX_MB = 32, 4096  # of a folder, by default
 _NAME = re.compile(rf'[A-Za-z0-9][A-Za-z0-9._-]{{0,{LONGEST - len(SUFFIX) - 1}}}{re.escape(SUFFIX)}')
 _PART = '.part'
-_ABANDONED = 600.0            # s, after which an unfinished file is that of a process which is gone
+_ABANDONED = 600.0            # s, after which the writer of an unfinished file is taken to be gone
 _MB = 10**6
 
 Result = TypeVar('Result')
@@ -33,7 +33,7 @@ def default_folder() -> Path:
 
 
 def check_name(name: str) -> None:
-    """Raise SessionFileError for what is no plain name of a session's file."""
+    """Raise SessionFileError unless ``name`` is a plain file name of a session."""
     if not _NAME.fullmatch(name):
         shown = name if len(name) <= LONGEST else f'{name[:LONGEST]}...'
         raise SessionFileError(
@@ -44,11 +44,11 @@ def check_name(name: str) -> None:
 
 @dataclass(frozen=True)
 class SessionFolder:
-    """A folder with at most ``max_files`` sessions of ``max_mb`` MB (10^6 bytes) together; both are looked at when one
-    is saved. It is made when it is needed.
+    """A folder with at most ``max_files`` sessions of ``max_mb`` MB (10^6 bytes) together; both limits are checked when one
+    is saved. The folder is created when it is needed.
 
-    Files are opened by name within the folder, which was opened first, and links are not followed: nothing outside of
-    it is read or written. For any thread.
+    Files are opened relative to the open folder and links are not followed, so nothing outside of it is read or written.
+    Thread-safe.
     """
 
     path: Path
@@ -56,13 +56,13 @@ class SessionFolder:
     max_mb: float = MAX_MB
 
     def __post_init__(self) -> None:
-        """Raise ValueError for bounds without sense."""
+        """Raise ValueError for limits that make no sense."""
         if self.max_files < 1 or not 0.0 < self.max_mb < math.inf:
             raise ValueError(f'{self.max_files} sessions of {self.max_mb} MB: at least one, and more than 0 MB')
 
     def save(self, name: str, nbytes: int, write: Callable[[BinaryIO], None]) -> int:
-        """Has ``write`` write a file, of at most ``nbytes``, which is there as a whole or not at all, also after the
-        power has failed; returns its bytes. Raises SessionFileError."""
+        """Write a file of at most ``nbytes`` with ``write``, atomically and durably, also across a power failure; return
+        its size in bytes. Raises SessionFileError."""
         check_name(name)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -81,12 +81,12 @@ class SessionFolder:
                     os.unlink(part, dir_fd=folder)
 
     def load(self, name: str, read: Callable[[BinaryIO, int], Result]) -> Result:
-        """What ``read`` makes of an open file and its size in bytes. Raises SessionFileError, and what ``read``
+        """Return what ``read`` makes of the open file and its size in bytes. Raises SessionFileError, and what ``read``
         raises."""
         check_name(name)
         with self._opened() as folder:
             try:
-                # Not blocking: opening a pipe would wait for a writer.
+                # Non-blocking, as opening a pipe would wait for a writer.
                 descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
             except FileNotFoundError:
                 raise SessionFileError(f'there is no session {name}: give the name that ~/save_session answered'
@@ -114,7 +114,7 @@ class SessionFolder:
             os.close(folder)
 
     def _require_room(self, folder: int, name: str, nbytes: int) -> None:
-        """Raise SessionFileError where a session more, or a larger one, is more than there may be."""
+        """Raise SessionFileError if saving ``nbytes`` under ``name`` would exceed a limit."""
         count = used = 0
         with os.scandir(folder) as entries:
             for entry in entries:
@@ -122,7 +122,7 @@ class SessionFolder:
                     continue
                 try:
                     about = os.stat(entry.name, dir_fd=folder, follow_symlinks=False)
-                except FileNotFoundError:  # another process was faster
+                except FileNotFoundError:  # another process has removed it
                     continue
                 if entry.name == name:
                     if not stat.S_ISREG(about.st_mode):

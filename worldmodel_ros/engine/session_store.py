@@ -1,10 +1,10 @@
-"""Sessions in a store: each complete slab once, and a manifest of what makes a session, written last.
+"""Sessions in a store: each complete slab once, and a manifest of all that makes a session, written last.
 
-Keys of a store (``cache.stores``) are, for a session and a layer group, ``SESSION/slabs/GROUP/NUMBER-DIGEST`` of slabs,
-``SESSION/states/DIGEST`` of what else a session has, ``SESSION/manifests/GENERATION-VERSION-DIGEST``, and
-``SESSION/claims/GENERATION`` of who owns it. All names hold the SHA-256 of what they name, so nothing is ever
-overwritten, and whatever is damaged is noticed. A manifest is put when all that it names is there: whenever a process
-or its machine ends, the last one that is there is complete.
+Keys of a store (``cache.stores``) are ``SESSION/slabs/GROUP/NUMBER-DIGEST`` for a slab's layer groups,
+``SESSION/states/DIGEST`` for the rest of a session's state, ``SESSION/manifests/GENERATION-VERSION-DIGEST``, and
+``SESSION/claims/GENERATION`` for its owners. Names hold the SHA-256 of their content, so nothing is ever overwritten
+and damage is detected. A manifest is stored after everything it names: whenever a process or its machine dies, the last
+manifest in the store is complete.
 """
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 Item = TypeVar('Item')
 Result = TypeVar('Result')
 
-_PIECE = 0.001  # s of the engine's thread at a time, or what one slab takes
-KEPT = 2  # manifests of a session: the last one, and the one before it
+_PIECE = 0.001  # s on the engine's thread at a time, or the time of one slab
+KEPT = 2  # manifests kept per session: the last one and the one before it
 _SESSION = re.compile(r'[A-Za-z0-9][A-Za-z0-9._-]{0,63}')
 _DIGEST = re.compile(r'(?:.*-)?([0-9a-f]{64})')
-# SHA-256 takes a core a second for 1.7 GB, and a session of some models is 0.3 GB. A robot's few cores are needed otherwise.
+# One core hashes 1.7 GB/s with SHA-256, and a session of some models is 0.3 GB. A robot needs its few cores for other work.
 _hashing = ThreadPoolExecutor(min(8, max(1, (os.cpu_count() or 1) // 2 - 1)), 'slabs')
-# What is in this process's memory is checked once, as it comes there: a session that comes and goes is 0.3 GB each time.
+# Blobs in this process's memory are checked once, on arrival: a session that is swapped in and out is 0.3 GB each time.
 _intact = Intact()
 
 
@@ -50,7 +50,7 @@ class Fenced(StoreError):
 
 
 def check_session(name: str) -> None:
-    """Raise ValueError for what is no name of a session."""
+    """Raise ValueError unless ``name`` is a valid session name."""
     if not _SESSION.fullmatch(name):
         raise ValueError(f'{name[:70]!r} is no name of a session: at most 64 characters of a-z, A-Z, 0-9, ".", "_" and "-", of '
                          'which the first is a letter or a digit')
@@ -58,7 +58,7 @@ def check_session(name: str) -> None:
 
 @dataclass(frozen=True)
 class SlabEntry:
-    """A slab of a session: the first columns of its row in the table, and the key of each of its layer groups."""
+    """A slab of a session: the first columns of its row in the table, and the keys of its layer groups."""
 
     number: int
     valid: int
@@ -69,14 +69,14 @@ class SlabEntry:
 
     @property
     def content(self) -> tuple[str, ...]:
-        """What slabs of the same content have in common, whatever session they are of."""
+        """Digests of its layer groups: equal for slabs of equal content, in any session."""
         return tuple(map(_digest, self.keys))
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """A session at one of its ticks. ``generation`` rises with the owner, ``version`` with every manifest of an owner;
-    ``about``: JSON values of what runs the session."""
+    """A session at one of its ticks. ``generation`` rises with each owner, ``version`` with each manifest of an owner;
+    ``about``: JSON values from the caller that runs the session."""
 
     session: str
     generation: int
@@ -89,22 +89,22 @@ class Manifest:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all that it names."""
+        """Bytes of all blobs that it names."""
         return self.state_nbytes + sum(slab.nbytes for slab in self.slabs)
 
     @property
     def keys(self) -> set[str]:
-        """Of all that it names."""
+        """Keys of all blobs that it names."""
         return {self.state, *(key for slab in self.slabs for key in slab.keys)}
 
     def encode(self) -> tuple[str, bytes]:
-        """Its key, and its bytes."""
+        """Return its key and its bytes."""
         text = json.dumps(asdict(self), sort_keys=True).encode()
         return f'{self.session}/manifests/{self.generation:08d}-{self.version:012d}-{digest(text)}', text
 
     @classmethod
     def decode(cls, key: str, blob: memoryview) -> Manifest:
-        """Raise Corrupt."""
+        """Inverse of ``encode``. Raises Corrupt."""
         if digest(blob) != _digest(key):
             raise Corrupt(f'{key} is damaged: its SHA-256 is not the one that it was stored with')
         try:
@@ -116,11 +116,11 @@ class Manifest:
 
 
 class SessionLog:
-    """Writes one session to a store, by and by. Not for two threads at once.
+    """Writes one session to a store incrementally. Not thread-safe.
 
-    ``groups``: layer groups, each a blob of its own. ``index`` is told what the slabs hold. ``known``: a manifest that
-    the session was restored from, whose slabs need not be stored again. ``history``: slabs that have left the window
-    stay in the store; else only what the last KEPT manifests name does.
+    ``groups``: number of layer groups, each a separate blob. ``index`` records the content of the slabs. ``known``: the
+    manifest that the session was restored from, whose slabs need not be stored again. ``history``: keep slabs that have left
+    the window; else only what the last KEPT manifests name stays in the store.
     """
 
     def __init__(self, store: SlabStore, session: str, generation: int, groups: int = 1,
@@ -130,26 +130,26 @@ class SessionLog:
         self._groups, self._index, self._history = groups, index, history
         self._version = known.version if known and known.session == session else 0
         self._written: list[tuple[str, Manifest]] = []  # newest last
-        self._stored: dict[int, tuple[bytes, SlabEntry]] = {}  # slab -> which use of which pages, and where it is stored
+        self._stored: dict[int, tuple[bytes, SlabEntry]] = {}  # slab -> its pages and their use counts, and where it is stored
         self._contents = {(slab.number, slab.content): slab for slab in known.slabs} if known else {}
-        self.nbytes = 0  # that were stored
+        self.nbytes = 0  # stored so far
 
     def checkpoint(self, capture: Capture, about: Mapping[str, Any]) -> Checkpoint:
-        """What stores a session as it was when ``capture`` was made."""
+        """Return a checkpoint that stores the session as it was when ``capture`` was made."""
         return Checkpoint(self, capture, dict(about))
 
     def came_back(self, manifest: Manifest, uses: Mapping[int, bytes]) -> None:
-        """Say that the session is as a manifest of this store has it, in pages by ``StoredSession.uses``: what it has not
-        changed by the next checkpoint is neither copied nor hashed, nor stored again."""
+        """Record that the session was restored from a manifest of this store, into pages as in ``StoredSession.uses``: slabs
+        that are unchanged at the next checkpoint are not copied, hashed or stored again."""
         self._stored = {slab.number: (uses[slab.number], slab) for slab in manifest.slabs}
 
     def require_own(self) -> None:
-        """Raise Fenced where a later generation has been claimed."""
+        """Raise Fenced if a later generation has been claimed."""
         if self.store.head([_claim(self.session, self.generation + 1)]).result()[0] is not None:
             raise Fenced(f'session {self.session} has another owner than that of generation {self.generation}')
 
     def prune(self) -> None:
-        """Delete what only manifests before the last KEPT name. Raises StoreError."""
+        """Delete what only manifests older than the last KEPT name. Raises StoreError."""
         if len(self._written) <= KEPT:
             return
         old, self._written = self._written[:-KEPT], self._written[-KEPT:]
@@ -158,18 +158,18 @@ class SessionLog:
         if self._history:
             gone = {key for key in gone if '/states/' in key}
         own = [key for key in gone if key.startswith(self.session + '/')]
-        self.store.delete([key for key, _ in old]).result()  # first: what is named is there
+        self.store.delete([key for key, _ in old]).result()  # first, so that no manifest names a deleted blob
         self.store.delete(own).result()
 
     def _find(self, row: np.ndarray, use: bytes) -> SlabEntry | None:
-        """Where a slab is stored already, if it is."""
+        """Return where a slab is stored already, if it is."""
         stored = self._stored.get(int(row[SLAB]))
         if stored and stored[0] == use and (stored[1].valid, stored[1].observed) == (row[VALID], row[OBSERVED]):
             return stored[1]
         return None
 
     def _write(self, manifest: Manifest, blobs: Sequence[tuple[str, list]], sound: set[str]) -> Manifest:
-        """``sound``: keys of blobs that need not be checked where they are in this process's memory."""
+        """``sound``: keys of blobs that need no check when they are read from this process's memory."""
         self.store.put(blobs).result()
         for key, blob in self.store.held([key for key, _ in blobs if key in sound]).items():
             _intact.add(blob, _digest(key))
@@ -184,8 +184,7 @@ class SessionLog:
 
 
 class Checkpoint:
-    """A session on its way to a store: ``pieces`` copies what is not there yet, then ``write`` may be called, from any
-    thread."""
+    """A session on its way to a store: ``pieces`` copies what is not there yet, then any thread may call ``write``."""
 
     def __init__(self, log: SessionLog, capture: Capture, about: dict[str, Any]):
         self._log, self._capture, self._about = log, capture, about
@@ -194,8 +193,8 @@ class Checkpoint:
         self._slabs: list[tuple[np.ndarray, bytes, SlabEntry | dict[str, np.ndarray]]] = []
 
     def pieces(self) -> Iterator[None]:
-        """Copy a slab that is not stored with every ``next``, the last one with that which ends it: one slab is one turn of
-        the engine's thread. Raises OutOfPages where memory was so short that the session's copy lost its pages."""
+        """Copy one slab that is not stored yet per ``next``, the last one in the call that ends the iterator, so that the
+        engine's thread copies one at a time. Raises OutOfPages if memory ran so short that the fork lost its pages."""
         copied = False
         for row in self._cache.table.rows:
             pool = self._cache.pools[row[TIER]]
@@ -213,8 +212,8 @@ class Checkpoint:
         self._cache.close()
 
     def write(self, prune: bool = True) -> Manifest:
-        """Store what is new, then the manifest. Raises StoreError, Fenced among them; what was there before stays, but for
-        what the last KEPT manifests do not name: that is deleted, now or by ``SessionLog.prune``."""
+        """Store what is new, then the manifest. Raises StoreError, including Fenced. What was stored before stays, except what
+        the last KEPT manifests do not name: that is deleted, now or by ``SessionLog.prune``."""
         log, blobs, entries, sound = self._log, [], [], set()
         encoded = _each(lambda slab: self._encode(slab[0], slab[2]),
                         [slab for slab in self._slabs if not isinstance(slab[2], SlabEntry)])
@@ -239,7 +238,7 @@ class Checkpoint:
         return manifest
 
     def _encode(self, row: np.ndarray, pages: dict[str, np.ndarray]) -> tuple[SlabEntry, list[tuple[str, list]], bool]:
-        """Entry and blobs of a slab, and whether its numbers are finite."""
+        """Return the entry and blobs of a slab, and whether its numbers are finite."""
         number, valid, observed, tier = map(int, row[:PAGES])
         layers = len(next(iter(pages.values()))[0])
         bounds = np.linspace(0, layers, min(self._log._groups, layers) + 1).astype(int)
@@ -251,17 +250,17 @@ class Checkpoint:
             nbytes += sum(map(len, parts))
             blobs.append((f'{self._log.session}/slabs/{group:02d}/{number:010d}-{name}', parts))
         entry = SlabEntry(number, valid, observed, tier, tuple(key for key, _ in blobs), nbytes)
-        known = self._log._contents.get((number, entry.content))  # of whom the session was restored from
+        known = self._log._contents.get((number, entry.content))  # in the manifest that the session was restored from
         storage = self._cache.pools[tier].storage
         return (known, [], False) if known else (entry, blobs, all(storage.finite(*each) for each in pages.items()))
 
 
 class StoredSession(Incoming):
     """A session on its way from a store into an engine. ``read`` may be called again with a later manifest of the same
-    session, and then reads only what is new; ``pieces`` fills pages, after which a session may take it over
+    session, and then reads only what is new; after ``pieces``, which fills pages, a session may take it over
     (``Session.restore``).
 
-    ``index``: finds the slabs that other sessions of the engine have already; their pages are shared.
+    ``index`` finds slabs that other sessions of the engine hold already; their pages are shared.
     """
 
     def __init__(self, store: SlabStore, spec: Preset, fingerprint: str, memory: Memory, index: SlabIndex | None = None):
@@ -269,17 +268,17 @@ class StoredSession(Incoming):
         self._store, self._spec, self._fingerprint = store, spec, fingerprint
         self._index = index
         self.state: dict[str, np.ndarray] = {}
-        # slab -> content, row of the table, which use of its pages
+        # slab -> content, row of the table, pages and their use counts
         self._there: dict[int, tuple[tuple[str, ...], np.ndarray, bytes]] = {}
         self._coming: list[tuple[SlabEntry, dict[str, np.ndarray]]] = []
-        # Slabs that have pages, the arrays that these are filled from, and what starts that.
+        # Slabs that have pages, the arrays to fill these from, and what starts the copy.
         self._arriving: list[tuple[SlabEntry, dict[str, np.ndarray], Callable[[], Callable[[], None]]]] = []
         self._settling = threading.Lock()
         self.read_nbytes = self.shared_slabs = 0  # by the last ``read``
 
     def read(self, manifest: Manifest) -> None:
-        """Read and checks all that a manifest names and is not here yet; touches no session. Raises StoreError, and
-        SessionFileError where the session is another model's."""
+        """Read and check all that a manifest names and that is not here yet; touch no session. Raises StoreError, and
+        SessionFileError if the session is another model's."""
         if manifest.fingerprint != self._fingerprint:
             raise SessionFileError(f'session {manifest.session} is of another model than this {self._spec.name!r}, or of other '
                                    'weights: what it keeps of images means nothing here')
@@ -305,12 +304,12 @@ class StoredSession(Incoming):
 
     @property
     def left(self) -> int:
-        """Slabs that were read, and have no pages yet."""
+        """Number of slabs that were read and have no pages yet."""
         return len(self._coming)
 
     def pieces(self) -> Iterator[None]:
-        """Give slabs pages for ``_PIECE`` s, one slab at least, with every ``next``; then ``settle`` fills them. Raises
-        OutOfPages where there is no room."""
+        """Give pages to slabs for ``_PIECE`` s per ``next``, to at least one; ``settle`` then fills them. Raises OutOfPages
+        where there is no room."""
         begun = time.perf_counter()
         for slab, pages in self._coming:
             if time.perf_counter() - begun > _PIECE:
@@ -324,13 +323,13 @@ class StoredSession(Incoming):
 
     def _make_room(self, slab: SlabEntry, pages: dict[str, np.ndarray]) -> None:
         pool = self._cache.pools[slab.tier]
-        self._memory.before_writing()  # a pass of a branch that has given these pages up may still be writing to them
+        self._memory.before_writing()  # a pass of a branch that has released these pages may still be writing to them
         ids = self._cache.lease(slab.tier).allocate(self._memory.layout.tiles)
         self._put(slab, np.array([slab.number, slab.valid, slab.observed, slab.tier, *ids]))
         self._arriving.append((slab, pages, pool.storage.load_later(ids, pages)))
 
     def settle(self) -> None:
-        """As ``Incoming.settle``; the device copies by itself, and no tick waits for it. Filled slabs may then be shared."""
+        """As ``Incoming.settle``; the device copies asynchronously, no tick waits for it. Filled slabs may then be shared."""
         with self._settling:
             arriving, self._arriving = self._arriving, []
             waits = []
@@ -341,7 +340,7 @@ class StoredSession(Incoming):
                 for wait in waits:
                     wait()
             for slab, *_ in arriving:
-                if self._index and slab.valid == self._memory.layout.frames:  # not before: others would share empty pages
+                if self._index and slab.valid == self._memory.layout.frames:  # not earlier: others would share empty pages
                     _, row, use = self._there[slab.number]
                     self._index.add(slab.content, slab.tier, row[PAGES:], _uses(row, use))
 
@@ -351,11 +350,11 @@ class StoredSession(Incoming):
 
     @property
     def uses(self) -> dict[int, bytes]:
-        """Which use of which pages has each slab that is here, by its number: as ``SessionLog`` tells slabs apart."""
+        """Pages and their use counts, by slab number, as ``SessionLog`` uses them to tell whether a slab has changed."""
         return {number: use for number, (_, _, use) in self._there.items()}
 
     def _drop(self, contents: dict[int, tuple[str, ...]]) -> None:
-        """Let go of slabs that are not, or no more, in the session."""
+        """Release slabs that are not, or no longer, in the session."""
         gone = [number for number, (content, _, _) in self._there.items() if contents.get(number) != content]
         for number in gone:
             _, row, _ = self._there.pop(number)
@@ -377,7 +376,7 @@ class StoredSession(Incoming):
         self._there[slab.number] = slab.content, row, _use(row, uses)
 
     def _pages(self, slab: SlabEntry, blobs: Mapping[str, memoryview]) -> dict[str, np.ndarray]:
-        """The arrays of a slab; raises Corrupt, and ValueError for those of another slab or shape."""
+        """Return the arrays of a slab; raise Corrupt, and ValueError for those of another slab or shape."""
         parts = []
         intact = all(_intact.has(blobs[key], _digest(key)) for key in slab.keys)
         for key in slab.keys:
@@ -401,7 +400,7 @@ class StoredSession(Incoming):
 
 
 def manifests(store: SlabStore, session: str) -> Iterator[Manifest | StoreError]:
-    """Those of a session, the newest first; in place of one that is damaged or gone, why. Raises StoreError."""
+    """Yield a session's manifests, newest first, and an error in place of one that is damaged or gone. Raises StoreError."""
     check_session(session)
     for key in reversed(store.list(f'{session}/manifests').result()):
         try:
@@ -413,8 +412,8 @@ def manifests(store: SlabStore, session: str) -> Iterator[Manifest | StoreError]
 
 def read_newest(store: SlabStore, session: str, into: StoredSession,
                 allow: Callable[[Manifest], None] = lambda manifest: None) -> tuple[Manifest, list[str]]:
-    """Read the newest manifest of a session that is complete; also says what was wrong with newer ones. ``allow``
-    may raise what forbids to read a manifest. Raises NotStored where there is none, and StoreError."""
+    """Read a session's newest complete manifest; return it and what was wrong with newer ones. ``allow`` may raise an
+    error to refuse a manifest. Raises NotStored if there is none, and StoreError."""
     wrong = []
     for manifest in manifests(store, session):
         try:
@@ -429,8 +428,8 @@ def read_newest(store: SlabStore, session: str, into: StoredSession,
 
 
 def claim(store: SlabStore, session: str, generation: int, owner: str) -> None:
-    """Make ``owner`` the one owner of a generation of a session. Raises AlreadyStored for all but one, and Fenced
-    where a later generation is owned."""
+    """Make ``owner`` the only owner of a generation of a session. Raises AlreadyStored for all claimants but one, and
+    Fenced if a later generation is owned."""
     check_session(session)
     newest, other = owner_of(store, session)
     if newest > generation:
@@ -440,7 +439,7 @@ def claim(store: SlabStore, session: str, generation: int, owner: str) -> None:
 
 
 def owner_of(store: SlabStore, session: str) -> tuple[int, str]:
-    """The newest generation of a session that is owned, and by whom; 0 and '' where there is none."""
+    """Return the newest owned generation of a session and its owner; 0 and '' if there is none."""
     claims = store.list(f'{session}/claims').result()
     if not claims:
         return 0, ''
@@ -449,26 +448,26 @@ def owner_of(store: SlabStore, session: str) -> tuple[int, str]:
 
 
 def claim_next(store: SlabStore, session: str, owner: str) -> int:
-    """Claims the next generation of a session, no matter who owned it; returns it. Raises StoreError."""
+    """Claim the next generation of a session, whatever its owner, and return it. Raises StoreError."""
     while True:
         generation = owner_of(store, session)[0] + 1
         try:
             claim(store, session, generation, owner)
             return generation
         except (AlreadyStored, Fenced):
-            continue  # another one was faster
+            continue  # another claimant was faster
 
 
 def forget(store: SlabStore, session: str) -> None:
-    """Delete all of a session; its manifests first. Raises StoreError."""
+    """Delete all blobs of a session, manifests first. Raises StoreError."""
     check_session(session)
     for part in ('manifests', 'states', 'slabs', 'claims'):
         store.delete(store.list(f'{session}/{part}').result()).result()
 
 
 def _each(function: Callable[[Item], Result], slabs: Sequence[Item]) -> Iterator[Result]:
-    """What a function gives for each slab, by the threads that hash. A single one is done here: its robot may wait, and what
-    these threads do for other sessions it need not wait for."""
+    """Map a function over slabs on the hashing threads. A single slab is done in this thread: its robot may be waiting, and
+    need not queue behind other sessions."""
     return map(function, slabs) if len(slabs) == 1 else _hashing.map(function, slabs)
 
 

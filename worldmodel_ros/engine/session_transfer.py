@@ -1,4 +1,4 @@
-"""Sessions to files and back, by a thread that may wait, next to the one that answers ticks."""
+"""Saves and loads sessions in a thread that may block, next to the one that answers ticks."""
 from __future__ import annotations
 
 import time
@@ -14,23 +14,23 @@ if TYPE_CHECKING:
     from .engine import Engine
     from .session import Session
 
-PATIENCE = 5.0  # s, for the engine's thread to find a moment between two ticks
-_ATTEMPTS = 3   # to copy pages that a session may need
+PATIENCE = 5.0  # s to wait for the engine's thread to have time between two ticks
+_ATTEMPTS = 3   # to copy pages that sessions may take back
 
 Call = Callable[[Callable[['Session'], Any]], Promise]
 Result = TypeVar('Result')
 
 
 class Transfer:
-    """One way to or from a file. ``call`` has a function called with the session by the engine's thread, between two
-    ticks; ``patience``: s, for each of these."""
+    """One transfer to or from a file. ``call`` schedules a function of the session on the engine's thread, between two
+    ticks; ``patience``: timeout of each such call, s."""
 
     def __init__(self, engine: Engine, call: Call, patience: float = PATIENCE):
         self._engine, self._call, self._patience = engine, call, patience
-        self._on_engine: list[float] = []  # s that each part took the engine's thread
+        self._on_engine: list[float] = []  # s that each part took on the engine's thread
 
     def save(self, folder: SessionFolder, name: str) -> str:
-        """Write the session to a file; return what it took, in words. Raises SessionFileError, and ValueError before
+        """Write the session to a file; return a report of size and time. Raises SessionFileError, and ValueError before
         the first frame."""
         check_name(name)
         start = time.perf_counter()
@@ -39,8 +39,8 @@ class Transfer:
         return self._report(nbytes, time.perf_counter() - start)
 
     def load(self, folder: SessionFolder, name: str, adopt: Call | None = None) -> str:
-        """Replace the session by one from a file; return what it took, in words. Raises SessionFileError, and changes
-        nothing then. ``adopt``: ``call``, where the one that changes the session is another."""
+        """Replace the session by one from a file; return a report of size and time. Raises SessionFileError, and then
+        changes nothing. ``adopt`` replaces ``call`` for the step that changes the session."""
         start = time.perf_counter()
         nbytes, loaded = folder.load(name, lambda file, size: (size, self._engine.read_session(file, size)))
         try:
@@ -67,7 +67,7 @@ class Transfer:
         run_pieces(what.pieces(), what.on_host, self._timed_call, self._patience)
 
     def _do(self, function: Callable[[Session], Result], call: Call | None = None) -> Result:
-        """Have the engine's thread do something, and waits for it."""
+        """Call a function on the engine's thread and wait for its result."""
         return wait(self._timed_call(function, call), self._patience)
 
     def _timed_call(self, function: Callable[[Session], Result], call: Call | None = None) -> Promise:
@@ -86,8 +86,8 @@ class Transfer:
 
 
 def run_pieces(pieces: Iterator[None], on_host: bool, call: Call, patience: float) -> None:
-    """Run what copies or fills pages: in this thread, if they are ``on_host``, else piece by piece in the engine's, of
-    which each may wait for ``patience`` s."""
+    """Run ``pieces``, which copies or fills pages: in this thread if these are ``on_host``, else piece by piece in the
+    engine's, with a timeout of ``patience`` s for each."""
     if on_host:
         for _ in pieces:
             pass
@@ -97,11 +97,11 @@ def run_pieces(pieces: Iterator[None], on_host: bool, call: Call, patience: floa
 
 
 def wait(promise: Promise, patience: float) -> Any:
-    """The result of what the engine's thread is to do. Raises SessionFileError after ``patience`` s."""
+    """Return the result of a call on the engine's thread. Raises SessionFileError after ``patience`` s."""
     try:
         return promise.result(patience)
     except TimeUp:
-        if promise.done():  # the work itself may have met with a time-out
+        if promise.done():  # the call itself may have raised TimeoutError
             return promise.result()
         if promise.cancel():
             raise SessionFileError(
@@ -113,5 +113,5 @@ def wait(promise: Promise, patience: float) -> Any:
 
 
 def advance(pieces: Iterator[None]) -> bool:
-    """Run the next piece; whether there may be another one."""
+    """Run the next piece; return whether there may be another one."""
     return next(pieces, pieces) is None

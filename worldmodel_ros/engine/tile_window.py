@@ -1,8 +1,8 @@
-"""What a pass of a model with tiles sees of a session: lists of pages, for every tile of queries.
+"""What a pass of a model with tiles sees of a session: lists of pages for every query tile.
 
-A query tile visits whole pages, and its place in time is a slab's. A chunk to be denoised counts as whole slabs that
-follow the newest one, whether that is complete or not, and its keys lie in scratch pages. What is committed lies in its
-own slab, and sees that one and those before it: frames that are committed together see each other within a slab.
+A query tile attends to whole pages, and its position in time is that of its slab. A chunk to be denoised counts as whole
+slabs that follow the newest one, whether that is complete or not, and its keys are in scratch pages. A committed frame is
+in its own slab and sees that slab and those before it: frames that are committed together see each other within a slab.
 """
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..model.presets import VideoPreset
 
 @dataclass(frozen=True)
 class PassPages:
-    """Pages of one pass. tier: of its own pages, int32 (groups * tiles,), whose first ``offset`` frames are there
+    """Pages of one pass. tier: of its own pages; own: int32 (groups * tiles,), whose first ``offset`` frames are there
     already; lists, by pattern and tier, for the tiles of each group in turn."""
 
     times: np.ndarray
@@ -34,8 +34,8 @@ class PassPages:
 
 @dataclass(frozen=True, eq=False)
 class TileWindow:
-    """A session's table when a block of frames at ``times`` (T,) is about to be passed, and the heading [rad] before it;
-    ``kept``: see ``SequenceCache.kept``."""
+    """A session's table before a pass of a block of frames at ``times`` (T,), and the heading [rad] before it; ``kept``: see
+    ``SequenceCache.kept``."""
 
     preset: VideoPreset
     table: Table
@@ -47,7 +47,7 @@ class TileWindow:
 
     @cached_property
     def of_chunk(self) -> PassPages:
-        """For a chunk to be denoised, of whole slabs, whose keys no session keeps."""
+        """Pages for a chunk to be denoised, of whole slabs, whose keys no session keeps."""
         groups, tier = len(self.times) // self.layout.frames, chunk_tier(self.storages)
         own, first = self.storages[tier].scratch, int(self.table.slabs[-1]) + 1
         table = self.table
@@ -56,15 +56,15 @@ class TileWindow:
         return self._pass(table, self.times, range(first, first + groups), tier, own, 0)
 
     def of_commit(self, ids: np.ndarray) -> Iterator[tuple[slice, PassPages]]:
-        """For each slab of a block that is committed, which of its frames (a slice) and the pass that writes them to
-        the staged pages: ``ids`` (slabs * tiles,), slab by slab, as ``Stage.places`` gives them."""
+        """Yield, for each slab of a committed block, its frames (a slice) and the pass that writes them to the staged pages
+        ``ids`` (slabs * tiles,), slab by slab, as ``Stage.places`` gives them."""
         slabs, frames = self.times // self.layout.frames, self.layout.frames
         table = self.table
         for slab, own in zip(np.unique(slabs).tolist(), ids.reshape(-1, self.layout.tiles)):
             begin, end = np.searchsorted(slabs, [slab, slab + 1]).tolist()
             valid = int(self.times[end - 1]) % frames + 1
             part = self.times[begin:end]
-            # Without what was predicted from here on, or would be dropped when frames are committed one by one.
+            # Without slabs predicted from here on, and those that committing frame by frame would have dropped.
             table = table.select(table.slabs < slab)
             table = table.select(self.kept(table, int(part[0]) - self.preset.window_frames))
             table = table.put(np.array([slab, valid, 0, 0, *own]))
@@ -80,13 +80,13 @@ class TileWindow:
 
 
 def chunk_tier(storages: Sequence[Storage]) -> int:
-    """The tier of the scratch pages that a chunk's keys lie in while it is denoised: that of complete, near slabs."""
+    """Return the tier of the scratch pages for the keys of a chunk that is denoised: that of complete, near slabs."""
     return min(1, len(storages) - 1)
 
 
 @lru_cache(maxsize=8)
 def patterns_of(preset: VideoPreset) -> tuple[Pattern, ...]:
-    """The different neighbourhoods of a preset, moved inside at borders, so that all query tiles cost the same."""
+    """Return a preset's distinct neighbourhoods, shifted inwards at borders so that all query tiles cost the same."""
     plane = TileLayout(preset.tile, preset.grid).plane
     return tuple(Pattern(slabs or None, (rows or plane[0], columns or plane[1]), shifted=True)
                  for slabs, rows, columns in dict.fromkeys(preset.patterns))

@@ -1,6 +1,5 @@
 """
-Questions of the kind *what if I did this*: asked from any thread, answered in units that a tick can come
-between.
+What-if questions: asked from any thread, answered in units that ticks can interrupt.
 """
 from __future__ import annotations
 
@@ -22,12 +21,12 @@ if TYPE_CHECKING:
 
 MAX_STEPS = 200  # of one branch in a request
 MAX_BRANCHES = 32
-DENOISING_STEPS = (1, 2)  # those that models are trained for
+DENOISING_STEPS = (1, 2)  # what models are trained for
 
 
 class QuestionError(ValueError):
-    """A question that cannot be answered; the text says why and what to do. ``again`` [s]: it can be, after so long; 0: as it
-    is, never."""
+    """A question that cannot be answered; the text says why and what to do. ``again``: time after which to retry [s]; 0 if it
+    can never be answered as it is."""
 
     def __init__(self, text: str, again: float = 0.0) -> None:
         super().__init__(text)
@@ -36,10 +35,7 @@ class QuestionError(ValueError):
 
 @dataclass(frozen=True)
 class Branch:
-    """
-    One sequence to be imagined: ``actions`` (T, A) in SI units, or, where None, the model's own plan for
-    ``steps``.
-    """
+    """One sequence to imagine: ``actions`` (T, A) in SI units or, if None, the model's own plan over ``steps``."""
 
     name: str
     steps: int
@@ -50,11 +46,11 @@ class Branch:
 class Question:
     """
     ``due``: steady time by which the answer is wanted [s]. ``stamp``: of the observation to branch from [ns], 0
-    for the newest. ``goal``: that the model's own plan is for. ``denoising_steps`` of each chunk: two give sharper
-    images; one takes a quarter less time, and tells branches apart a little better (docs/training.md).
+    for the newest. ``goal``: of the model's own plan. ``denoising_steps`` of each chunk: two give sharper images; one takes a
+    quarter less time, and tells branches apart a little better (docs/training.md).
 
-    ``keep``: the one branch, of actions for whole chunks, is to be gone on from; ``onward``: it goes on from the one that was
-    kept last. Only the service of many sessions keeps any.
+    ``keep``: keep the end of the one branch, whose actions fill whole chunks, so that another can continue from it;
+    ``onward``: continue from the one kept last. Only the service of many sessions keeps any.
     """
 
     branches: tuple[Branch, ...]
@@ -66,7 +62,7 @@ class Question:
     onward: bool = False
 
     def __post_init__(self) -> None:
-        """Raise QuestionError for one that could never be answered."""
+        """Raise QuestionError for a question that can never be answered."""
         if not self.branches:
             raise QuestionError('the question has no branch: ask for at least one')
         if math.isnan(self.due):
@@ -79,10 +75,7 @@ class Question:
 
 @dataclass
 class Answer:
-    """
-    The branches that were finished, in the order of the question, each with its name and its Future of T
-    frames.
-    """
+    """The finished branches, in the order of the question, each with its name and its Future of T frames."""
 
     stamp: int
     branches: list[tuple[str, Future]] = field(default_factory=list)
@@ -91,54 +84,53 @@ class Answer:
 
 class Inquiry:
     """
-    A question on its way to its answer.
+    A question that is being answered.
 
-    All branches start from the observation that is the newest at the start. What the model's own plan leads to is
-    imagined once, however often it is asked for.
+    All branches start from the observation that was the newest at the start. The model's own plan is imagined once for
+    each number of steps, however often it is asked for.
     """
 
     def __init__(self, question: Question, session: Session, stamp: int, kept: Moment | None = None) -> None:
-        """``stamp``: of the newest observation of ``session`` [ns]; ``kept``: the end of the branch that was kept last. Raises
+        """``stamp``: of the newest observation of ``session`` [ns]; ``kept``: the end of the branch kept last. Raises
         QuestionError."""
         if question.stamp and question.stamp != stamp:
             raise QuestionError(f'observation_stamp {question.stamp / 1e9:.9f} is not the newest observation '
                                 f'({stamp / 1e9:.9f}), and older ones are not kept: leave it zero')
         self.question, self.answer = question, Answer(stamp)
         self._session = session
-        self._places: list[tuple[str, int]] = []  # name of each branch, and which of the different ones it is
+        self._places: list[tuple[str, int]] = []  # name of each branch, and its index in ``_distinct``
         self._distinct = self._different(session.spec.goals)
         self._futures: dict[int, Future] = {}
         if question.onward and kept is None:
             raise QuestionError('no branch was kept since the newest observation: keep one first')
-        self.kept: Moment | None = None  # the end of this question's branch, where it is to be kept
+        self.kept: Moment | None = None  # the end of this question's branch, if it is to be kept
         with _out_of_memory_explained():
             self._moment = kept if question.onward else session.moment()
         self._units: Generator[None, None, Future] | None = None  # of the first branch that is not finished
 
     def __len__(self) -> int:
-        """How many branches are to be imagined."""
+        """Number of distinct branches to imagine."""
         return len(self._distinct)
 
     def actions(self, index: int) -> np.ndarray | OwnPlan:
-        """Return the actions of a branch that is to be imagined, or what stands for the model's own plan."""
+        """Return the actions of a distinct branch, or an ``OwnPlan`` for the model's own plan."""
         branch = self._distinct[index]
         return OwnPlan(self.question.goal, branch.steps) if branch.actions is None else branch.actions
 
     def branching(self, index: int) -> Calls[Future]:
-        """Return the network calls that imagine a branch, for a scheduler that runs many sessions' together."""
+        """Return the network calls that imagine a branch, for a scheduler that batches many sessions' calls."""
         if self.question.keep:
             return self._extending(self.actions(index))
         return self._session.branching(self.actions(index), self.question.denoising_steps, self._moment)
 
     def finished(self, index: int, future: Future) -> None:
-        """Take what came of a branch into the answer."""
+        """Add the future of a branch to the answer."""
         self._futures[index] = future
         self.answer.branches = [(name, self._futures[place]) for name, place in self._places if place in self._futures]
         self.answer.complete = len(self._futures) == len(self)
 
     def advance(self) -> bool:
-        """Fork the session for a branch, or do one unit of its work, a network call; return whether the answer is
-        complete."""
+        """Fork the session for a branch, or run one unit of its work, a network call; return whether the answer is complete."""
         index = len(self._futures)
         if self._units is None:
             self._units = self._session.what_if(self.actions(index), self.question.denoising_steps, self._moment)
@@ -155,7 +147,7 @@ class Inquiry:
         return future
 
     def _different(self, goals: Sequence[str]) -> list[Branch]:
-        """The branches that differ; raises QuestionError where a plan has no goal that is known."""
+        """Return the distinct branches; raise QuestionError for a plan without a known goal."""
         different: dict[object, Branch] = {}
         for index, branch in enumerate(self.question.branches):
             if branch.actions is None and not self.question.goal:

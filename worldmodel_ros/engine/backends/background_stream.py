@@ -1,4 +1,4 @@
-"""Background work on a low-priority CUDA stream, whose kernels run where those of a tick leave room."""
+"""Background work on a low-priority CUDA stream, whose kernels run where a tick's leave room."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -8,15 +8,14 @@ import torch
 
 from .cuda_graphs import Graphs
 
-TICKS = -1  # a stream's priority; what is lower goes first
+TICKS = -1  # stream priority of ticks; lower numbers go first
 
 
 class BackgroundStream:
-    """``launch``: graphs of its own, since a graph's memory is for one call at a time.
+    """``launch`` has its own graphs, since a graph's memory serves one call at a time.
 
-    Host bookkeeping knows nothing of streams: a page that a branch has given up may be given to a session while a pass
-    of the branch is still in progress. What that pass then reads is of no use to anyone; but what it writes must come
-    before what the session writes.
+    Host bookkeeping ignores streams: a page that a branch has released may be given to a session while a pass of the branch
+    is still in flight. What that pass then reads does not matter, but its writes must come before the session's.
     """
 
     def __init__(self, device: torch.device):
@@ -27,7 +26,7 @@ class BackgroundStream:
 
     @contextmanager
     def queueing(self) -> Iterator[None]:
-        """What is queued in this context comes after all that was queued before it, and waits for nothing else."""
+        """Queue the work in this context on the background stream, ordered only after what was queued before."""
         self._writes = False
         self._stream.wait_stream(torch.cuda.current_stream())
         try:
@@ -38,7 +37,7 @@ class BackgroundStream:
 
     @property
     def busy(self) -> bool:
-        """Whether the last work is still in progress."""
+        """Whether the last work is still in flight."""
         return not self._done.query()
 
     def wait(self) -> None:
@@ -46,10 +45,10 @@ class BackgroundStream:
         self._done.synchronize()
 
     def will_write(self) -> None:
-        """The work that is being queued, or is about to be, writes pages."""
+        """Note that the work being queued, or about to be, writes pages."""
         self._writes = True
 
     def before_writing(self) -> None:
-        """What is queued now on the current stream comes after what the last work writes."""
+        """Make the current stream wait for the last work if that writes pages."""
         if self._writes:
             torch.cuda.current_stream().wait_event(self._done)

@@ -1,7 +1,7 @@
-"""Runs a function of tensors on a batch that is gathered from many sessions: eagerly, or as a CUDA graph.
+"""Runs a function of tensors on a batch gathered from many sessions: eagerly, or as a CUDA graph.
 
-A tick is hundreds of small kernels, and starting them one by one takes the host longer than a GPU needs to run them. A
-graph starts them all at once; it was captured for one batch size, so a batch is padded to the next of BUCKETS.
+A tick is hundreds of small kernels, and launching them one by one takes the host longer than a GPU needs to run them. A
+graph launches them all at once; it is captured for one batch size, so a batch is padded to the next of BUCKETS.
 """
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .pinned_inputs import Inputs
 
 BUCKETS = (1, 2, 4, 8, 16, 32)
 
-Column = Sequence[np.ndarray | Tensor]  # one of the function's arguments, for each session: on the host or the device
+Column = Sequence[np.ndarray | Tensor]  # one of the function's arguments for each session, on the host or the device
 Function = Callable[..., 'tuple[Tensor, ...]']
 
 
 class Eager:
-    """Stacks and calls."""
+    """Stacks the batch and calls the function."""
 
     side_stream: torch.cuda.Stream | None = None
 
@@ -29,7 +29,7 @@ class Eager:
         self._device = device
 
     def __call__(self, key: Hashable, function: Function, columns: Sequence[Column]) -> tuple[Tensor, ...]:
-        """Outputs of ``function``; ``key`` tells it from others, and what it closes over."""
+        """Return the outputs of ``function``; ``key`` identifies it and what it closes over."""
         return function(*(self._stacked(column) for column in columns))
 
     def reset(self) -> None:
@@ -42,21 +42,21 @@ class Eager:
 
 
 class Graphs:
-    """As Eager, from graphs that are captured when a function first meets a bucket and shapes.
+    """As Eager, with graphs that are captured on a function's first call with a bucket and shapes.
 
-    Rows that pad a batch repeat its first one, so that they do nothing that it does not do. A function may be called
-    more than once while it is captured; it must not depend on how often. A call returns as soon as the GPU has its
-    work; ``captures`` and ``capture_seconds`` tell how many have been captured, compilation included.
+    Padding rows repeat the first row of a batch, so that they have no effects of their own. A function may be called
+    several times while it is captured, and must not depend on how often. A call returns as soon as the work is queued.
+    ``captures`` and ``capture_seconds`` tell how many graphs were captured, and in what time, compilation included.
     """
 
     inputs_type = Inputs
 
     def __init__(self, device: torch.device, priority: int = 0):
-        """``priority``: of the kernels, over those of other graphs; lower numbers go first."""
+        """``priority``: of the kernels relative to those of other graphs; lower numbers go first."""
         self._device = device
         self._graphs: dict[Hashable, _Graph] = {}
         self._memory = torch.cuda.graph_pool_handle()  # one for all: no two run at once, and results are copied out
-        # Memory that is free again is so for the stream that had it: with streams of its own, each graph would take more.
+        # Freed memory is reused only by the stream that had it: with its own streams, each graph would take more.
         self._streams = torch.cuda.Stream(), torch.cuda.Stream(priority=priority)
         self.side_stream = torch.cuda.Stream(priority=priority)  # for what a function does next to its other work
         self.capture_seconds = 0.0
@@ -78,7 +78,7 @@ class Graphs:
         return graph(columns)
 
     def reset(self) -> None:
-        """Free all graphs, of which none may be running; a reference that is left holds no memory."""
+        """Free all graphs, none of which may be running; remaining references hold no memory."""
         for graph in list(self._graphs.values()):
             graph.reset()
         self._graphs.clear()
@@ -89,17 +89,17 @@ class _Graph:
 
     def __init__(self, inputs: Inputs, function: Function, columns: Sequence[Column], memory: tuple,
                  side: torch.cuda.Stream, capturing: torch.cuda.Stream):
-        """Capture ``function`` for ``inputs``, with the values of ``columns``: it may not like zeros. ``side``: the
-        stream of the calls before; kernels have the priority of ``capturing``."""
+        """Capture ``function`` for ``inputs``, with the values of ``columns``, since zeros may be invalid. ``side``: the
+        stream of the warm-up calls; kernels have the priority of ``capturing``."""
         self._inputs = inputs
         inputs.fill(columns)
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            for _ in range(2):  # libraries choose and allocate at first calls
+            for _ in range(2):  # libraries select algorithms and allocate on first calls
                 function(*inputs.tensors)
         torch.cuda.current_stream().wait_stream(side)
         self._graph = torch.cuda.CUDAGraph()
-        # Other threads of a node may use the device meanwhile: only this one's calls are forbidden to wait.
+        # Other threads of a node may use the device meanwhile: only this thread's calls must not synchronise.
         with torch.cuda.graph(self._graph, pool=memory, stream=capturing, capture_error_mode='thread_local'):
             self._outputs = function(*inputs.tensors)
 

@@ -18,7 +18,7 @@ OPSET = 20
 
 
 class _Call(nn.Module):
-    """A method of a module as a module, which is what the exporter takes."""
+    """Wraps a module's method as a module, as the exporter requires."""
 
     def __init__(self, module: nn.Module, method: str):
         super().__init__()
@@ -29,7 +29,7 @@ class _Call(nn.Module):
 
 
 def example_block(preset: Preset, frames: int) -> tuple[torch.Tensor, ...]:
-    """Inputs of one pass of the DiT over ``frames`` frames, whose window lies in a pool of just so many pages."""
+    """Return inputs of one pass of the DiT over ``frames`` frames, with a pool that just holds their window."""
     h, w = preset.latent_size
     layout = page_layout(preset)
     pages = slabs_of(preset.window_frames, layout) * layout.tiles
@@ -65,7 +65,7 @@ def export(folder: Path, target: Path, quantised: bool) -> None:
         logging.getLogger('torch.onnx').setLevel(logging.ERROR)
         for name, (module, inputs, shapes) in calls.items():
             export_graph(module, inputs, target / f'{name}.onnx', shapes)
-        # A block has one frame (a commit) or a chunk's, and engines have pools of any size: both stay free.
+        # A block has one frame (a commit) or a chunk's, and engines have pools of any size: both dimensions are dynamic.
         block = example_block(preset, k)
         window = block[5].shape[2] - k * preset.tokens
         export_graph(_Call(model.dit, 'over_pages'), block, target / 'block.onnx',
@@ -76,21 +76,21 @@ def export(folder: Path, target: Path, quantised: bool) -> None:
 
 
 def export_graph(module: nn.Module, inputs: tuple, file: Path, shapes) -> None:
-    """Write a module as a graph; ``shapes``: which of its inputs' dimensions are free, as of ``torch.export``."""
+    """Write a module as a graph; ``shapes``: the dynamic dimensions of its inputs, as of ``torch.export``."""
     torch.onnx.export(module.eval(), inputs, str(file), dynamo=True, opset_version=OPSET, dynamic_shapes=shapes,
                       external_data=False, verbose=False)
 
 
 def quantise(file: Path, kinds: tuple[str, ...] | None = None) -> None:
-    """Have a graph's linears work in int8, with ranges of the activations taken as they come; ``kinds`` of operators, if not
-    all that can."""
+    """Quantise a graph's linears to int8, with dynamic ranges of the activations; ``kinds``: operators to quantise, by default
+    all that can be."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
-    logging.getLogger().setLevel(logging.ERROR)  # the quantiser advises, on the root logger, what was done already
+    logging.getLogger().setLevel(logging.ERROR)  # on the root logger, the quantiser advises steps that were already done
     model = onnx.load(str(file))
-    # The exporter's notes on shapes contradict the quantiser's own transposed weights; it can infer them afresh.
+    # The exporter's shapes contradict the quantiser's own transposed weights; it can infer them again.
     del model.graph.value_info[:]
-    # Per channel, since adaLN's rows differ in range by orders of magnitude. Weights of 7 bits: processors without VNNI
-    # add two products of 8 bits in 16, where they saturate.
+    # Per channel, since adaLN's rows differ in range by orders of magnitude. 7-bit weights, since processors without VNNI
+    # add two 8-bit products in 16 bits, where they saturate.
     quantize_dynamic(model, str(file), weight_type=QuantType.QInt8, per_channel=True, reduce_range=True,
                      op_types_to_quantize=kinds, extra_options={'MatMulConstBOnly': True})

@@ -1,9 +1,9 @@
-"""The DiT's passes of a preset without tiles, for one session, over its pages where they lie.
+"""The DiT's passes of a preset without tiles, for one session, with its pages read in place.
 
-What serves batches gathers the pages of every window, layer by layer, and puts the block's own keys and values behind them:
-for one session that is as much work as a third of the attention itself. Here a layer writes its keys and values to
-pages of the pool, and the attention reads those that a list names. What a pass sees comes in as arrays of fixed shapes, so
-that one CUDA graph serves a window that fills and one that is full.
+Batched passes gather the pages of every window, layer by layer, and append the block's own keys and values: for one session
+that costs a third as much as the attention itself. Here a layer writes its keys and values to pages of the pool, and the
+attention reads the pages in a list. What a pass sees is passed as arrays of fixed shapes, so that one CUDA graph serves
+both a window that is filling and a full one.
 """
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from worldmodel_ros.model.sampling import FLOW
 from worldmodel_ros.model.tile_attention import OwnPages, PagedFrames
 from .cuda_graphs import Eager, Graphs
 
-QUERY_BLOCK, HEAD_DIM = 128, 128  # of the attention for Hopper
-PROCESSORS = 132  # of an H100 and an H200
+QUERY_BLOCK, HEAD_DIM = 128, 128  # of the attention kernel for Hopper
+PROCESSORS = 132  # multiprocessors of an H100 and an H200
 MOST_PARTS = 8
 
 
 def serve(preset: VideoPreset, precision: Precision, device: torch.device) -> bool:
-    """Whether these passes are the faster ones: where the attention for Hopper takes the preset's pages."""
+    """Return whether these passes are the faster ones: where the attention kernel for Hopper supports the preset's pages."""
     return (device.type == 'cuda' and torch.cuda.get_device_capability(device) == (9, 0) and preset.tile is None
             and precision is Precision.BF16 and preset.head_dim == HEAD_DIM and preset.tokens % QUERY_BLOCK == 0)
 
 
 class FramePasses:
-    """Commits and denoises as ``TorchBackend.run`` says, by the graphs of ``launch``; the methods in ``_pass`` take and return
-    tensors alone, and are what is captured.
+    """Commits and denoises as ``TorchBackend.run`` documents, with the graphs of ``launch``; the methods in ``_pass`` take and
+    return only tensors, and are what is captured.
 
-    A chunk's keys and values lie in scratch pages while it is denoised, of which ``launch`` needs some for itself: passes of
-    different ones may be in flight at a time.
+    While a chunk is denoised its keys and values are in scratch pages. Each ``launch`` needs its own, since passes of
+    different ones may be in flight at the same time.
     """
 
     def __init__(self, dit: DiT, device: torch.device):
@@ -56,7 +56,7 @@ class FramePasses:
 
     def commit(self, launch: Eager | Graphs, latents: np.ndarray | Tensor, actions: np.ndarray | Tensor, window: Window,
                places: tuple[np.ndarray, np.ndarray]) -> Tensor:
-        """Features (T, P, D)."""
+        """Return features (T, P, D)."""
         return self._launched(launch, 'commit', self.commit_pass, window, places[0], latents, actions)[0]
 
     def denoise_pass(self, storage: TorchStorage, parts: int, side_stream: torch.cuda.Stream | None, z: Tensor, tau: Tensor,
@@ -77,7 +77,7 @@ class FramePasses:
     def _launched(self, launch: Eager | Graphs, network: str, run: Callable[..., tuple[Tensor, ...]], window: Window,
                   own: np.ndarray, *inputs: np.ndarray | Tensor) -> tuple[Tensor, ...]:
         count = len(window.times)
-        together = count == 1 or not window.causal  # all queries see the same
+        together = count == 1 or not window.causal  # all queries see the same pages
         parts = parts_for(-(-count * self.preset.tokens // QUERY_BLOCK) * self.preset.heads, self._window + count)
         entries = [np.concatenate([window.pages[row], own[:count if together else frame + 1]])
                    for frame, row in enumerate(window.seen_pages())]
@@ -88,7 +88,7 @@ class FramePasses:
         return tuple(output[0] for output in outputs)
 
     def _attention(self, storage: TorchStorage, parts: int, time: Tensor, own: Tensor, *lists: Tensor) -> PagedFrames:
-        """From the arrays of ``_launched``."""
+        """Build the attention from the arrays of ``_launched``."""
         preset, count = self.preset, time.shape[2]
         rotary = torch.cat([each.expand(2, count, preset.tokens, -1)
                             for each in (time[0, :, :, None], self._space[:, None])], -1).flatten(1, 2)
@@ -98,8 +98,8 @@ class FramePasses:
 
 
 def listed(entries: list[np.ndarray], parts: int, most: int, tokens: int) -> tuple[np.ndarray, ...]:
-    """Full pages, int (n,), for each query tile, in so many parts, as the arrays of TileLists: all tiles' first parts, then
-    the second ones. ``most``: how many pages there are room for; a page has so many ``tokens``."""
+    """Return the arrays of TileLists for full pages, int (n,), of each query tile, split into ``parts``: all tiles' first
+    parts, then the second ones. ``most``: how many pages there is room for; ``tokens``: per page."""
     rows = [pages[part::parts] for part in range(parts) for pages in entries]
     counts = np.array([len(row) for row in rows], np.int32)
     starts, pages = np.zeros(len(rows) + 1, np.int32), np.zeros(most, np.int32)
@@ -109,6 +109,6 @@ def listed(entries: list[np.ndarray], parts: int, most: int, tokens: int) -> tup
 
 
 def parts_for(items: int, pages: int) -> int:
-    """Into how many parts the lists of so many ``pages`` are split for ``items`` equal pieces of work: with which the last
-    of the processors, each of which takes whole pieces, is done first; the least of equals, since parts are to be merged."""
+    """Return into how many parts to split the lists of ``pages`` pages for ``items`` equal pieces of work, to minimise the time
+    until the last of the processors, each of which takes whole pieces, is done; on ties the fewest, as parts are merged."""
     return min(range(1, MOST_PARTS + 1), key=lambda parts: -(-items * parts // PROCESSORS) * -(-pages // parts))

@@ -1,4 +1,4 @@
-"""The networks that a back end of torch runs: where their weights come from and lie, of which type, and what is done last."""
+"""The networks that a back end of torch runs: source, device and type of their weights, and their final quantisation."""
 from __future__ import annotations
 
 import os
@@ -19,8 +19,8 @@ from worldmodel_ros.paths import cache_folder
 
 def random_model(preset: str, seed: int = 0, device: torch.device | str = 'cpu', layers: torch.dtype | None = None,
                  part: PartOf = lambda name: None) -> WorldModel:
-    """Networks of a preset with random weights, drawn on the device; ``layers``: type of the DiT's, float32 if not
-    given; ``part`` as in ``weights.build``."""
+    """Return networks of a preset with random weights, drawn on the device; ``layers``: type of the DiT's weights, by default
+    float32; ``part`` as in ``weights.build``."""
     return build(PRESETS[preset], RandomWeights(seed, device), device, layers or torch.float32, part)
 
 
@@ -29,8 +29,8 @@ class Source:
     """
     Where a process finds the networks that its back end runs.
 
-    ``model`` is a folder of weights; or, if there is a ``seed``, the preset of random ones. ``backend`` is one of
-    ``backends.BACKENDS``, of torch; ``threads`` bounds those of one network call on a CPU.
+    ``model`` is a folder of weights or, with a ``seed``, the preset of random ones. ``backend`` is one of
+    ``backends.BACKENDS``, of torch; ``threads`` limits the threads of one network call on a CPU.
     """
 
     model: str
@@ -51,7 +51,8 @@ class Source:
         return pages.get(self.backend, Precision.BF16)
 
     def read(self, part: PartOf = lambda name: None) -> WorldModel:
-        """Return the networks on this process's device; of the DiT's layers, what ``part`` says. Raises ModelError."""
+        """Return the networks on this process's device, with the parts of the DiT's layers that ``part`` selects. Raises
+        ModelError."""
         _keep_compiled_kernels()
         device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
         layers = torch.float32 if self.backend == 'torch' else torch.bfloat16
@@ -60,13 +61,13 @@ class Source:
         return checkpoint.load(Path(self.model), device, layers, part)
 
     def finish(self, model: WorldModel) -> None:
-        """Do what comes last to the layers, when the back end has placed them."""
+        """Quantise the layers to FP8, for back ends that need it, once the back end has placed them."""
         if self.backend in ('torch-fp8', 'torch-fp4'):
             to_fp8(model.dit, fused=True)
 
 
 def _keep_compiled_kernels() -> None:
-    # By default torch.compile's are under /tmp, and gone after every start of the machine. Before either compiles anything;
-    # the user may have set other folders.
+    # By default those of torch.compile are under /tmp, and lost on reboot. Must run before anything is compiled; folders set
+    # by the user take precedence.
     os.environ.setdefault('TORCHINDUCTOR_CACHE_DIR', str(cache_folder() / 'inductor'))
     os.environ.setdefault('TRITON_CACHE_DIR', str(cache_folder() / 'triton'))

@@ -1,4 +1,4 @@
-"""Network calls through ONNX Runtime on a CPU, in float32 or with dynamic int8 linears.
+"""Runs the networks with ONNX Runtime on a CPU, in float32 or with dynamic int8 linears.
 
 The graphs are exported from the same modules that PyTorch runs, once per checkpoint, and kept in the user's cache
 folder; a node that finds them there never imports torch.
@@ -27,15 +27,15 @@ from .protocol import Backend
 
 _log = logging.getLogger(__name__)
 
-# Counts up when the exported graphs change, so that older files in a cache folder are not taken for them.
+# Incremented when the exported graphs change, so that older files in a cache folder are not used.
 EXPORT_VERSION = 6
 _CHECKSUMS = 'checksums.json'
 GRAPHS = ('encode', 'block', 'policy', 'outcomes', 'decode')
 
 
 def exported(folder: Path, quantised: bool, version: int, graphs: Sequence[str], write: Callable[[Path], None]) -> Path:
-    """Folder with ``graphs`` of a checkpoint, which ``write`` exports into a folder now if need be; safe against a second
-    process doing the same. ``version`` tells them from older ones."""
+    """Return the folder with ``graphs`` of a checkpoint, which ``write`` exports into a folder now if need be; safe against
+    another process doing the same. ``version`` distinguishes them from older ones."""
     digest = hashlib.sha256(json.dumps([version, quantised, onnxruntime.__version__, *graphs]).encode())
     for file in (folder / 'model.json', *weight_files(folder)):
         digest.update(file.read_bytes())
@@ -67,7 +67,7 @@ def exported(folder: Path, quantised: bool, version: int, graphs: Sequence[str],
 
 
 def _damaged(folder: Path, graphs: Sequence[str]) -> Path | None:
-    """A file of exported graphs that is not as it was written; None: there is none."""
+    """Return a file of exported graphs that is not as it was written, or None."""
     try:
         written = json.loads((folder / _CHECKSUMS).read_text())
         return next((folder / f'{name}.onnx' for name in graphs
@@ -77,25 +77,25 @@ def _damaged(folder: Path, graphs: Sequence[str]) -> Path | None:
 
 
 def session_options(threads: int) -> onnxruntime.SessionOptions:
-    """Return how a graph is run next to a robot's other processes."""
+    """Return options to run a graph next to a robot's other processes."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    # Threads that spin while they wait take the cores from the robot's other processes.
+    # Threads that spin while they wait take cores from the robot's other processes.
     options.add_session_config_entry('session.intra_op.allow_spinning', '0')
     return options
 
 
 def open_graphs(folder: Path, quantised: bool, version: int, graphs: Sequence[str], write: Callable[[Path], None],
                 threads: int) -> dict[str, onnxruntime.InferenceSession]:
-    """Return what runs each of ``graphs``, exported as ``exported`` does it, on so many threads of a CPU."""
+    """Return a session on ``threads`` threads of a CPU for each of ``graphs``, which are ``exported`` if need be."""
     files, options = exported(folder, quantised, version, graphs, write), session_options(threads)
     return {name: onnxruntime.InferenceSession(str(files / f'{name}.onnx'), options, providers=['CPUExecutionProvider'])
             for name in graphs}
 
 
 class OnnxBackend(Backend):
-    """The networks of TorchBackend; see there. Arrays are numpy. A CPU is no faster with a batch: it takes one."""
+    """The networks of TorchBackend; see there. Arrays are numpy. Calls run one by one: batches are no faster on a CPU."""
 
     def __init__(self, folder: Path, threads: int, quantised: bool):
         self.name = 'onnx-int8' if quantised else 'onnx-fp32'
@@ -149,7 +149,7 @@ class OnnxBackend(Backend):
                ) -> tuple[np.ndarray, ...]:
         count, storage = len(latents), window.storage
         rotary = rotary_angles(self.preset, window.times)
-        # The whole pool goes in: the runtime reads an array of the caller's where it lies.
+        # The whole pool is an input: the runtime reads the caller's array in place.
         x, features, k, v = self._run(
             'block', latents[None], np.full((1, count), tau, np.float32), np.full((1, count), row, np.int64),
             actions[None], rotary[:, None], window.bias()[None], *storage.rows(),

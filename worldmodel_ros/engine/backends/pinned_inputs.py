@@ -1,4 +1,4 @@
-"""Between host and GPU without waiting: what goes into a captured graph, and what comes back."""
+"""Asynchronous copies between host and GPU: the inputs of a captured graph, and its outputs."""
 from __future__ import annotations
 
 import math
@@ -8,20 +8,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-ALIGNMENT = 256  # bytes: what device memory is allocated in
-STAGES = 2  # the two denoising steps of a tick are the same graph: the second is staged while the first waits its turn
+ALIGNMENT = 256  # bytes, the granularity of device memory
+STAGES = 2  # the two denoising steps of a tick are the same graph: the second is staged while the first is queued
 
 
 class Inputs:
     """``tensors``, each (rows, ...), in one block of device memory.
 
-    A call brings a dozen small arrays (noise levels, rotations, page numbers). They are written to a block of pinned
-    host memory in the same order, from which neighbours go over in one copy. There are STAGES such blocks, used in
-    turns, so that the host need not wait until the copy of the former call has been made.
+    A call has a dozen small arrays (noise levels, rotations, page numbers). They are written to a block of pinned host
+    memory in the same order, from which adjacent ones are transferred in one copy. STAGES such blocks are used in turn, so
+    that the host need not wait for the previous call's copy.
     """
 
     def __init__(self, device: torch.device, rows: int, columns: Sequence[Sequence[np.ndarray | Tensor]]):
-        """For batches of up to ``rows`` whose arguments have the shapes and types of ``columns``, one for each."""
+        """Allocate for batches of up to ``rows`` whose arguments have the shapes and types of ``columns``, one for each."""
         firsts = [column[0] if isinstance(column[0], Tensor) else torch.from_numpy(np.array(column[0]))
                   for column in columns]
         self._device = device
@@ -35,18 +35,18 @@ class Inputs:
         self._turn = 0
 
     def fill(self, columns: Sequence[Sequence[np.ndarray | Tensor]]) -> None:
-        """Queue the copies that make a batch of arguments the inputs; what is missing of it repeats its first row."""
+        """Queue the copies of a batch of arguments to the inputs; missing rows repeat the first one."""
         size = len(columns[0])
         stage = self._stages[self._turn]
         self._turn = (self._turn + 1) % STAGES
         stage.wait()
-        runs: list[list[int]] = []  # of bytes, begin and end
+        runs: list[list[int]] = []  # begin and end of each contiguous range, in bytes
         for index, (column, static) in enumerate(zip(columns, self.tensors, strict=True)):
             if not any(isinstance(part, Tensor) for part in column):
                 staged = stage.arrays.get(index)
                 if staged is None:
                     staged = stage.arrays[index] = self._view(stage.block, index).numpy()
-                if size == 1:  # of a robot's own session, for which stacking takes longer than copying
+                if size == 1:  # a robot's own session, for which stacking takes longer than copying
                     staged[:] = column[0]
                 else:
                     np.stack(column, out=staged[:size])
@@ -72,11 +72,11 @@ class Inputs:
 
 
 class _Stage:
-    """A block of host memory from which a GPU copies by itself."""
+    """A block of host memory from which a GPU copies asynchronously."""
 
     def __init__(self, nbytes: int, on_gpu: bool):
         self.block = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=on_gpu)
-        self.arrays: dict[int, np.ndarray] = {}  # its parts, by number of the argument
+        self.arrays: dict[int, np.ndarray] = {}  # its parts, by argument index
         self._copied = torch.cuda.Event() if on_gpu else None
 
     def wait(self) -> None:
@@ -85,13 +85,13 @@ class _Stage:
             self._copied.synchronize()
 
     def copying(self) -> None:
-        """Copies from it have been queued."""
+        """Note that copies from it have been queued."""
         if self._copied:
             self._copied.record()
 
 
 class Fetched:
-    """An output on its way to the host, from when the device has made it."""
+    """An output that is copied to the host once the device has computed it."""
 
     def __init__(self, output: Tensor):
         on_gpu = output.is_cuda
@@ -102,7 +102,7 @@ class Fetched:
             self._arrived.record()
 
     def result(self) -> np.ndarray:
-        """Wait for it, and for nothing that was queued after it."""
+        """Wait for the output, but for nothing queued after it."""
         if self._arrived:
             self._arrived.synchronize()
         return self._host.numpy()

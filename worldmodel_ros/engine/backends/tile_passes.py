@@ -1,6 +1,6 @@
-"""The DiT's passes of a preset with tiles, for one session at a time: one chunk fills the device.
+"""The DiT's passes of a preset with tiles, for one session at a time, as one chunk fills the device.
 
-What a pass sees comes in as arrays of fixed shapes, so that one CUDA graph serves every moment of a session.
+What a pass sees is passed as arrays of fixed shapes, so that one CUDA graph serves every moment of a session.
 """
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Storages = tuple[TorchStorage, ...]  # by tier
 
 
 class TilePasses:
-    """Commits and denoises as ``TorchBackend.run`` says; the methods in ``_pass`` take and return tensors alone, and are
+    """Commits and denoises as ``TorchBackend.run`` documents; the methods in ``_pass`` take and return only tensors, and are
     what is captured."""
 
     def __init__(self, dit: DiT, device: torch.device, launch: Eager | Graphs):
@@ -37,7 +37,7 @@ class TilePasses:
 
     def denoise(self, z: np.ndarray | Tensor, tau: float, rate: float, row: int, actions: np.ndarray, window: TileWindow
                 ) -> tuple[Tensor, Tensor | None]:
-        """z moved, and features in the layers' type, or None before the last step, whose features alone are read."""
+        """Return moved z, and features in the layers' type, or None before the last step, as only that step's are used."""
         inputs = z, np.float32(tau), np.float32(rate), np.int64(row), actions, *self._arrays(window.of_chunk, window.heading)
         network, run = ('denoise', self.denoise_pass) if rate == 1.0 else ('approach', self.approach_pass)
         outputs = self._launch((network, window.storages), partial(run, window.storages), [[each] for each in inputs])
@@ -45,7 +45,7 @@ class TilePasses:
 
     def commit(self, latents: np.ndarray | Tensor, actions: np.ndarray, window: TileWindow,
                places: tuple[np.ndarray, np.ndarray]) -> Tensor:
-        """Features (T, P, D), float32. A block over several slabs is passed slab by slab."""
+        """Return features (T, P, D), float32. A block over several slabs is passed slab by slab."""
         features, heading = [], window.heading
         for part, pages in window.of_commit(places[0]):
             inputs = latents[part], actions[part], *self._arrays(pages, heading)
@@ -59,14 +59,14 @@ class TilePasses:
                      *pages: Tensor) -> tuple[Tensor, ...]:
         shape = z.shape[:2]
         time, own, _, *lists = (each[0] for each in pages)
-        # Its scratch pages are its own, and it fills them.
+        # Its scratch pages are not shared, and it fills them.
         attention = self._attention(storages, chunk_tier(storages), self._turned(time, actions[0]), own, None, lists)
         clean, features = self.over_tiles(z, tau[:, None].expand(shape), row[:, None].expand(shape), actions, attention)
         clean, rate = clean.float(), rate[:, None, None, None, None]
         return torch.where(rate == 1.0, clean, z + (clean - z) * rate), features
 
     def approach_pass(self, storages: Storages, z: Tensor, *inputs: Tensor) -> tuple[Tensor]:
-        """A step that is not the last one."""
+        """Run a step that is not the last one."""
         return TilePasses.denoise_pass(self, storages, z, *inputs)[:1]
 
     def commit_pass(self, storages: Storages, latents: Tensor, actions: Tensor, *pages: Tensor) -> tuple[Tensor, ...]:
@@ -82,8 +82,8 @@ class TilePasses:
         return self.dit.over_tiles(latents, tau, step, actions, attention)
 
     def _turned(self, rotation: Tensor, actions: Tensor) -> Tensor:
-        """The rotation of frames (2, T, pairs), whose pairs for the heading are those before the block, after actions (T, A):
-        here, since a plan may never have been on the host."""
+        """Turn the heading pairs of frames' rotation (2, T, pairs), given for the heading before the block, by actions (T, A).
+        Runs on the device, since a plan may never have been on the host."""
         pairs = self.preset.heading_pairs
         if not pairs:
             return rotation
@@ -93,7 +93,7 @@ class TilePasses:
         return torch.cat([rotation[..., :-pairs], turned], -1)
 
     def _arrays(self, pages: PassPages, heading: float) -> list[np.ndarray]:
-        """What ``_attention`` is made from; the same shapes for as many frames of as many groups, whatever the window."""
+        """Return what ``_attention`` is built from; shapes depend on the numbers of frames and groups, not on the window."""
         run, tiles = self._run, self._layout.tiles
         rotation = time_rotation(self.preset, pages.times)
         if self.preset.heading_pairs:
@@ -111,7 +111,7 @@ class TilePasses:
 
     def _attention(self, storages: Storages, tier: int, time: Tensor, own: Tensor, offsets: Tensor | None,
                    lists: Sequence[Tensor]) -> PagedTiles:
-        """The attention of a pass whose own pages are in ``tier``; from ``_arrays``."""
+        """Build the attention of a pass whose own pages are in ``tier`` from ``_arrays``."""
         groups, count = len(own) // self._layout.tiles, time.shape[1]
         rotary = torch.cat([each.expand(2, count, self.preset.tokens, -1)
                             for each in (time[:, :, None], self._space[:, None])], -1).flatten(1, 2)

@@ -1,6 +1,6 @@
-"""The networks through PyTorch, on a CPU or a GPU; the definition that other back ends are tested against.
+"""Runs the networks with PyTorch, on a CPU or a GPU; the reference that other back ends are tested against.
 
-Calls of many sessions are stacked into one forward: each has its own window in the pool's pages, its own frame numbers
+Calls of many sessions are stacked into one forward pass: each has its own window in the pool's pages, its own frame numbers
 and its own noise level, so that different denoising steps share a pass. What one network makes for another stays on
 the device; only plans, outcomes and images come to the host.
 """
@@ -33,17 +33,17 @@ from .protocol import Backend
 from .tile_passes import TilePasses
 
 
-LAYER_PARTS = ('forward', 'enter', 'leave', 'leave_and_enter')  # of a layer, which are compiled
-MAX_SHAPES = 64  # that one of them may be compiled for; beyond, torch.compile gives up and runs it as it is
+LAYER_PARTS = ('forward', 'enter', 'leave', 'leave_and_enter')  # methods of a layer that are compiled
+MAX_SHAPES = 64  # for which one of them may be compiled; beyond, torch.compile runs it eagerly
 
 
 class TorchBackend(Backend):
     """``precision`` BF16 puts the DiT and its pages in bfloat16, and is for GPUs; noise levels, the VAE and the heads
-    keep float32. FP8, for presets with tiles, puts all pages but the newest in FP8, and the layers in bfloat16, too; FP4,
-    those older than a quarter of the window in FP4 besides.
+    keep float32. FP8, for presets with tiles, puts the layers in bfloat16, too, and all pages but the newest in FP8; FP4
+    also puts those older than a quarter of the window in FP4.
     ``graphs`` False runs eagerly on a GPU, too. ``compiled``: layers are compiled for calls of one session, whose small
-    kernels torch.compile fuses; batches of several sessions run as they are. ``device``: a GPU, where there is one.
-    ``in_place``: passes of one session read its pages where they lie (``frame_passes``), where that is faster unless given."""
+    kernels torch.compile fuses; batches of several sessions run eagerly. ``device``: by default a GPU, if there is one.
+    ``in_place``: passes of one session read its pages in place (``frame_passes``); by default where that is faster."""
 
     storage_type = TorchStorage
 
@@ -54,9 +54,9 @@ class TorchBackend(Backend):
         self.name = f'torch-{self.device}' + ('' if precision is Precision.FP32 else f'-{precision.value}')
         if not on_gpu:
             torch.set_num_threads(threads)
-        torch.backends.cudnn.benchmark = on_gpu  # shapes never change: the fastest convolutions are worth a search
+        torch.backends.cudnn.benchmark = on_gpu  # shapes never change: searching for the fastest convolutions pays off
         self.model = model.to(self.device).eval().requires_grad_(False)
-        if on_gpu:  # as tensor cores take images, which cuDNN would convert before each convolution, and back
+        if on_gpu:  # the layout of tensor cores: else cuDNN would convert before each convolution, and back
             self.model.vae.to(memory_format=torch.channels_last)
         self.preset = model.preset
         self.heads = self.preset.heads  # whose pages are here
@@ -83,7 +83,7 @@ class TorchBackend(Backend):
         in_place = graphs and frame_passes.serve(self.preset, precision, self.device) if in_place is None else in_place
         self._frames = FramePasses(model.dit, self.device) if in_place and self.preset.tile is None else None
         self._space = torch.tensor(space_rotation(self.preset), device=self.device)
-        # In the place of a past frame's features, where a stream begins.
+        # Stands for the previous frame's features at the start of a stream.
         self._no_state = torch.zeros(1, 4 * self.preset.vae_width, *self.preset.latent_size, device=self.device)
 
     def storage(self, layout: TileLayout, pages: int) -> TorchStorage:
@@ -100,9 +100,9 @@ class TorchBackend(Backend):
     def _storage(self, layout: TileLayout, pages: int, precision: Precision) -> TorchStorage:
         preset, scratch = self.preset, 0
         of_chunk = Precision.FP8 if self.precision.quantised else self.precision
-        if preset.tile and precision is of_chunk:  # where a chunk's keys and values lie while it is denoised
+        if preset.tile and precision is of_chunk:  # for a chunk's keys and values while it is denoised
             scratch = preset.chunk_frames // layout.frames * layout.tiles
-        elif self._frames:  # one set for what goes on in the background
+        elif self._frames:  # the second set is for background work
             scratch = 2 * preset.chunk_frames
         try:
             return self.storage_type(layout, len(preset.cache_layers), self.heads, preset.head_dim, pages, precision,
@@ -118,17 +118,17 @@ class TorchBackend(Backend):
             return getattr(self, f'_{network}')(list(zip(*batch, strict=True)))
 
     def run(self, network: str, batch: Sequence[tuple]) -> list:
-        """Outputs of a network for each of ``batch``, inputs whose shapes are equal. Arrays are float32 unless noted;
+        """Return a network's outputs for each element of ``batch``, inputs of equal shapes. Arrays are float32 unless noted;
         those that come from another network may be tensors on the device, and those marked * are.
 
         encode: frame uint8 (H, W, 3) and the last encode's state, or None, to latent (h, w, Z)* and state.
         commit: clean latents (T, h, w, Z), actions (T, A), Window, and (ids, places) of Stage.places, where their keys
         and values are written, to features (T, P, D)*.
-        denoise: z (T, h, w, Z), its noise level, the part of the way to the clean latents that it is moved, row of the
-        step embedding, actions (T, A), Window, to z moved*, and features (T, P, D)*; of presets with tiles, None but for
-        the last step.
-        policy: features (P, D) of a frame, noise (goals, K, A), prefix (K, A), int64 number of actions that the prefix
-        gives, to plans (goals, K, A).
+        denoise: z (T, h, w, Z), its noise level, the fraction of the way to the clean latents to move it, row of the step
+        embedding, actions (T, A), Window, to moved z* and features (T, P, D)*, which are None for presets with tiles
+        before the last step.
+        policy: features (P, D) of a frame, noise (goals, K, A), prefix (K, A), int64 number of actions in the prefix, to
+        plans (goals, K, A).
         outcomes: features (T, P, D) to contact logits (T,) and progress (T, goals) in m.
         decode: latents (T, h, w, Z) and (h, w, Z) before them to frames uint8 (T, H, W, 3).
         """
@@ -252,13 +252,13 @@ class TorchBackend(Backend):
         return list(zip(moved, features))
 
     def _scratch(self, storage: TorchStorage) -> np.ndarray:
-        """A page for each frame of a chunk, which no other pass in flight has."""
+        """Return a page for each frame of a chunk, not used by any other pass in flight."""
         half = self.preset.chunk_frames
         behind = self._background is not None and self._launch is self._background.launch
         return storage.scratch[half:] if behind else storage.scratch[:half]
 
     def _window(self, windows: Sequence[Window]) -> list[list[np.ndarray]]:
-        """What ``_block`` makes rotations, index and mask of, for each session; nothing for a mask that masks nothing."""
+        """Return what ``_block`` makes rotations, index and mask from, per session; no mask where everything is visible."""
         columns = [[time_rotation(self.preset, window.times) for window in windows],
                    [window.pages for window in windows]]
         seen = [window.seen() for window in windows]
@@ -278,7 +278,7 @@ class TorchBackend(Backend):
         return clean.float(), features.float(), k, v
 
     def _bias(self, seen: Tensor, count: int) -> Tensor:
-        """Window.bias of each session, one row where all ``count`` frames see the same window, and so each other."""
+        """Return Window.bias of each session, one row where all ``count`` frames see the same window, and so each other."""
         batch, rows, _ = seen.shape
         own = torch.ones(rows, count, dtype=torch.bool, device=self.device).tril(count - 1 if rows < count else 0)
         own = own.repeat_interleave(self.preset.tokens, 1).expand(batch, -1, -1)
@@ -304,13 +304,13 @@ class TorchBackend(Backend):
 
 
 def _on_host(rows: Sequence[Tensor]) -> list[np.ndarray]:
-    """Outputs of a batch as numpy, in one copy."""
+    """Return a batch's outputs as numpy, in one copy."""
     return list(torch.stack(list(rows)).cpu().numpy())
 
 
 def compile_layers(dit: DiT) -> None:
-    """Has every layer compiled when it first meets a shape; all layers share what is compiled, since they differ in
-    their weights alone."""
+    """Compile every layer on its first call with a shape; all layers share the compiled code, as they differ only in their
+    weights."""
     torch._dynamo.config.recompile_limit = max(MAX_SHAPES, torch._dynamo.config.recompile_limit)
     for block in dit.blocks:
         for part in LAYER_PARTS:
@@ -318,8 +318,8 @@ def compile_layers(dit: DiT) -> None:
 
 
 def compile_heads(model: WorldModel) -> None:
-    """Has what is many small operations on few numbers compiled, too: the encoder around its convolutions, what frames are
-    told, their tokens, what comes after the last layer, and the policy."""
+    """Also compile the parts with many small operations on few numbers: the encoder around its convolutions, the conditioning
+    of frames, their tokens, what follows the last layer, and the policy."""
     parts = ((model.vae, 'encode_next'), *((model.dit, part) for part in ('condition', 'tokens', 'finish')),
              (model.action_head, 'forward'))
     for module, part in parts:
@@ -327,6 +327,6 @@ def compile_heads(model: WorldModel) -> None:
 
 
 def not_compiled() -> AbstractContextManager:
-    """A context in which layers run as they are, for batches of several sessions: each size would be compiled again,
-    which takes longer than starting a service may."""
+    """Return a context in which layers run eagerly, for batches of several sessions: compiling again for each size would take
+    longer than a service may take to start."""
     return torch.compiler.set_stance('force_eager')

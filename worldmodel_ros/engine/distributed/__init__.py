@@ -1,5 +1,5 @@
 """
 A model on several GPUs or CPUs: one process for each, of which rank 0 owns the sessions and leads the others.
 
-How a single pass is divided belongs to ``model.parallel``.
+``model.parallel`` divides a single pass.
 """

@@ -17,7 +17,7 @@ from .passes import DividedPasses
 
 
 def check(preset: Preset, kind: str, count: int) -> None:
-    """Raise ValueError if a model cannot be divided so."""
+    """Raise ValueError if a model cannot be divided this way."""
     if kind not in PARALLEL_KINDS:
         raise ValueError(f'a model is not divided by {kind!r}; known: {", ".join(PARALLEL_KINDS)}')
     if preset.tile is None:
@@ -28,7 +28,7 @@ def check(preset: Preset, kind: str, count: int) -> None:
 
 
 def use_device(rank: int) -> torch.device:
-    """Give this process a GPU of its own, if there are any."""
+    """Select this process's own GPU, if there are any, else the CPU."""
     if not torch.cuda.is_available():
         return torch.device('cpu')
     if rank >= torch.cuda.device_count():
@@ -38,14 +38,14 @@ def use_device(rank: int) -> torch.device:
 
 
 class DividedBackend(TorchBackend):
-    """A ``TorchBackend`` whose passes over tiles all processes run at the same time; the small networks are whole."""
+    """A ``TorchBackend`` whose passes over tiles all processes run together; the small networks are not divided."""
 
     storage_type = HeadsOfPages
     group: Group
     passes: DividedPasses
 
     def __init__(self, source: Source, kind: str, rank: int, count: int):
-        """Read its share; ``join`` before anything else."""
+        """Read its share of the model; call ``join`` before anything else."""
         preset = source.preset
         check(preset, kind, count)
         self._source, self._kind = source, kind
@@ -54,7 +54,7 @@ class DividedBackend(TorchBackend):
         self.heads = preset.heads // count
 
     def join(self, link: Link) -> None:
-        """Take up work with the other processes."""
+        """Connect to the other processes."""
         if self._kind == 'tensor':
             self.group = TensorParallel(link)
             tensor_parallel.join(self.model.dit, self.group)
@@ -71,5 +71,5 @@ class DividedBackend(TorchBackend):
         return storage
 
     def _outcomes(self, columns: list[tuple]) -> list:
-        outcomes, = columns  # which the pass has read already
+        outcomes, = columns  # the pass has computed them already
         return [(each[..., 0], each[..., 1:]) for each in outcomes]

@@ -1,4 +1,4 @@
-"""Rank 0's back end: it decides what is run, and all processes run it."""
+"""Rank 0's back end: it decides what all processes run."""
 from __future__ import annotations
 
 import atexit
@@ -27,37 +27,37 @@ from .processes import Processes
 from .storage import LedPages
 from .supervisor import LOOK_S, OVER, Event, Started, Supervisor
 
-TAKING_IN = ('encode', 'commit')  # what is done with a frame also while processes are missing
-PATIENCE_OF_CPU = 10.0  # s; there it is for tests alone
-WARM_UP_S = 600.0  # in which a pass must be over while the model starts up: with a cold cache each process compiles
-BEGINNING_S = 5.0  # a pass that takes longer to begin is being compiled or captured, and holds no graph of another one
-NO_FEATURES = (None,)  # of a commit while processes are missing
+TAKING_IN = ('encode', 'commit')  # networks that run on a frame also while processes are missing
+PATIENCE_OF_CPU = 10.0  # s; CPUs are for tests only
+WARM_UP_S = 600.0  # timeout of a pass while the model starts up: with a cold cache each process compiles
+BEGINNING_S = 5.0  # a pass that takes longer to start is being compiled or captured, and holds no graph of another one
+NO_FEATURES = (None,)  # result of a commit while processes are missing
 
 
 class LeadingBackend(DividedBackend):
-    """A ``TorchBackend`` that has the passes over tiles run by ``count`` processes, of which this is rank 0.
+    """A ``TorchBackend`` whose passes over tiles run on ``count`` processes, of which this is rank 0.
 
-    From when a process has failed until all have been replaced, commits give NO_FEATURES, and whatever looks ahead
-    raises RankFailure. The pages of the former processes are lost then; ``epoch`` counts how often that was.
+    From a process's failure until all have been replaced, commits return NO_FEATURES, and anything that looks ahead
+    raises RankFailure. The pages of the old processes are then lost; ``epoch`` counts how often that happened.
     """
 
     storage_type = LedPages
 
     def __init__(self, source: Source, kind: str, count: int, patience: float | None = None,
                  warm_up: float = WARM_UP_S):
-        """``kind``: how the model is divided, one of ``backends.PARALLEL_KINDS``; ``patience``: s, in which a pass must be
-        over, unless it is the first of its shapes; a tick's period on GPUs, if not given; ``warm_up``: the same while
-        it starts up. Raises ModelError, and ValueError for what cannot be divided."""
+        """``kind``: how the model is divided, one of ``backends.PARALLEL_KINDS``; ``patience``: timeout (s) of a pass that is
+        not the first of its shapes, by default a tick's period on GPUs; ``warm_up``: timeout (s) of any pass while it
+        starts up. Raises ModelError, and ValueError for what cannot be divided."""
         check(source.preset, kind, count)
         if dist.is_initialized():
             raise ValueError('this process works with others already, and can for one model only: close that first')
         self._count = count
         self._patience = patience or (source.preset.step_period if torch.cuda.is_available() else PATIENCE_OF_CPU)
-        self._warm_up, self._starting = warm_up, 0  # how many are in ``starting_up``
+        self._warm_up, self._starting = warm_up, 0  # _starting: number of open ``starting_up`` contexts
         self._opened: list[OpenStorage] = []
-        self._known: set[Pass] = set()  # which have been compiled, and captured
-        self._beginning = threading.Lock()  # held while a pass is begun
-        self._newest: Event = OVER  # the end of the last one
+        self._known: set[Pass] = set()  # compiled and captured ones
+        self._beginning = threading.Lock()  # held while a pass is started
+        self._newest: Event = OVER  # completion of the last pass
         self._source, self._kind, self._place = source, kind, use_device(0)
         store, processes = self._start()  # they read the model at the same time
         try:
@@ -71,7 +71,7 @@ class LeadingBackend(DividedBackend):
             raise
         self._supervisor = Supervisor(processes, self._assemble, self._dissolve)
         self.name = f'{self.name}-{kind}-{count}'
-        atexit.register(self.close)  # graphs have to be gone before what they send by
+        atexit.register(self.close)  # graphs must be freed before the communicator that they use
 
     @property
     def epoch(self) -> int:
@@ -80,7 +80,7 @@ class LeadingBackend(DividedBackend):
 
     @property
     def processes(self) -> Processes:
-        """The others, ranks 1 and up; raises RankFailure while they are not complete."""
+        """The other processes, ranks 1 and up; raises RankFailure while they are not complete."""
         return self._supervisor.processes
 
     @property
@@ -94,8 +94,8 @@ class LeadingBackend(DividedBackend):
 
     @contextmanager
     def starting_up(self) -> Iterator[None]:
-        """No pass that is begun in this context has a tick's deadline: another process may be compiling what this one
-        has compiled already, also in a pass that is not the first of its shapes."""
+        """Relax the timeout of passes started in this context: another process may be compiling what this one has
+        compiled already, also in a pass that is not the first of its shapes."""
         self._starting += 1
         try:
             yield
@@ -103,14 +103,14 @@ class LeadingBackend(DividedBackend):
             self._starting -= 1
 
     def close(self) -> None:
-        """End the other processes. They would end with this one, too."""
+        """End the other processes, which would also end with this one."""
         atexit.unregister(self.close)
         self._supervisor.close()
 
     def run(self, network: str, batch: Sequence[tuple]) -> list:
         outputs = super().run(network, batch)
         if network not in TAKING_IN:
-            self.require_complete()  # or what the device was waited for is no result
+            self.require_complete()  # else the device's result is invalid
         return outputs
 
     def fetch(self, array: Tensor) -> FetchedFromAll:
@@ -131,7 +131,7 @@ class LeadingBackend(DividedBackend):
         return storage
 
     def _launched(self, key: Hashable, function: Function, columns: Sequence[Column]) -> tuple[Tensor, ...]:
-        """What stands in the place of a launcher: all processes run the passes over tiles, all else is run here."""
+        """Stand in for a launcher: run the passes over tiles on all processes, and everything else here."""
         if not (isinstance(key, tuple) and key[0] in PASSES):
             return self._alone(key, function, columns)
         network, storages = key
@@ -150,7 +150,7 @@ class LeadingBackend(DividedBackend):
         return outputs
 
     def _allowed(self, first: bool) -> float:
-        """How long a pass may take [s]."""
+        """Return how long a pass may take [s]."""
         if self._starting:
             return self._warm_up
         return START_UP.total_seconds() if first else self._patience
@@ -181,9 +181,9 @@ class LeadingBackend(DividedBackend):
         return Graphs(self.device) if self.device.type == 'cuda' else Eager(self.device)
 
     def _dissolve(self) -> None:
-        # The device may be in a graph, waiting for a message of the dead. It goes on once messages are given up; giving
-        # them up is over only when no graph holds one any more; and a graph may be let go only when it is through.
-        # Until then nothing here may wait for the device: it is asked.
+        # The device may be in a graph whose collective waits for a dead peer. It continues once the collectives are aborted;
+        # aborting ends only when no graph holds one any more; and a graph may be freed only when it has finished. Until then
+        # nothing here may block on the device, so it is polled.
         left = Link.leave()
         alone = self._beginning.acquire(timeout=BEGINNING_S)
         while not self._newest.query():
@@ -198,7 +198,7 @@ class LeadingBackend(DividedBackend):
 
 
 class FetchedFromAll:
-    """A ``Fetched`` that is a result only if no process has failed meanwhile."""
+    """A ``Fetched`` that is valid only if no process has failed meanwhile."""
 
     def __init__(self, fetched: Fetched, backend: LeadingBackend):
         self._fetched, self._backend = fetched, backend

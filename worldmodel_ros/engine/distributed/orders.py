@@ -1,4 +1,4 @@
-"""What rank 0 tells the other processes, in the order in which it does the same."""
+"""Orders from rank 0 to the other processes, sent in the sequence in which rank 0 does the same."""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from worldmodel_ros.cache.layout import TileLayout
 from worldmodel_ros.engine.backends.networks import Source
 from worldmodel_ros.kernels.pages import Precision
 
-READY = 'ready'  # said by a process when it has built its model
+READY = 'ready'  # sent by a process when it has built its model
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Build:
 
 @dataclass(frozen=True)
 class OpenStorage:
-    """Make storage ``number``, for the pages of own heads."""
+    """Make storage ``number`` for the pages of the process's own heads."""
 
     number: int
     layout: TileLayout
@@ -52,8 +52,8 @@ class ChangePages:
 
 @dataclass(frozen=True)
 class Pass:
-    """Run a pass of the network (one of ``passes.PASSES``) over storages, on tensors that rank 0 broadcasts in it;
-    their shapes and types."""
+    """Run a pass of the network (one of ``passes.PASSES``) over storages, on tensors of these shapes and types, which rank 0
+    broadcasts in it."""
 
     network: str
     storages: tuple[int, ...]

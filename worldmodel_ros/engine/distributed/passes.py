@@ -1,4 +1,4 @@
-"""A process's part in the passes of a model with tiles that several processes run at the same time."""
+"""A process's part in the passes of a model with tiles that several processes run together."""
 from __future__ import annotations
 
 import torch
@@ -15,9 +15,9 @@ PASSES = ('commit', 'approach', 'denoise')
 
 
 class DividedPasses(TilePasses):
-    """As ``TilePasses``, by all processes of a group; every one has the results.
+    """As ``TilePasses``, by all processes of a group; each has the results.
 
-    ``denoise`` gives, in the place of features, what is read from them: they are a hundred times as large, and divided.
+    ``denoise`` returns outcomes instead of features, which are a hundred times as large, and divided.
     """
 
     def __init__(self, model: WorldModel, device: torch.device, launch: Eager | Graphs, group: Group):
@@ -25,7 +25,7 @@ class DividedPasses(TilePasses):
         self._outcome_head, self._group = model.outcome_head, group
 
     def run(self, network: str, storages: Storages, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """One of PASSES, on rank 0's tensors: those of others say only of which shapes and types they are."""
+        """Run one of PASSES on rank 0's tensors; those of other ranks only give the shapes and types."""
         return getattr(self, f'{network}_pass')(storages, *self._group.shared(tensors))
 
     def denoise_pass(self, storages: Storages, z: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:

@@ -1,4 +1,4 @@
-"""The other processes of a model: started by rank 0, told what to do, watched and ended."""
+"""The other processes of a model, which rank 0 starts, gives orders to, watches and ends."""
 from __future__ import annotations
 
 import logging
@@ -18,11 +18,11 @@ from worldmodel_ros.engine.device_failure import RankFailure
 _log = logging.getLogger(__name__)
 
 ROOT = Path(__file__).resolve().parents[3]  # where the package is imported from
-ENDING_S = 10.0  # from SIGKILL to the end, which the driver of a GPU can put off
+ENDING_S = 10.0  # timeout from SIGKILL to the end of a process, which a GPU driver can delay
 
 
 class Processes:
-    """One process for each of ``orders``, which is its first: ranks 1, 2 and so on.
+    """One process for each of ``orders``, its first one: ranks 1, 2 and so on.
 
     They end by themselves when this process does, however it ends.
     """
@@ -42,12 +42,12 @@ class Processes:
         with theirs:
             environment = {**os.environ, 'PYTHONPATH': os.pathsep.join(
                 [str(ROOT), *filter(None, [os.environ.get('PYTHONPATH')])])}
-            # A session of its own: Ctrl-C is for rank 0, which then ends the others.
+            # In a new session, so that Ctrl-C reaches only rank 0, which then ends the others.
             self._children.append(subprocess.Popen(
                 [sys.executable, '-m', 'worldmodel_ros.engine.distributed.worker', str(theirs.fileno()), str(lifeline)],
                 pass_fds=(theirs.fileno(), lifeline), env=environment, start_new_session=True,
                 stdin=subprocess.DEVNULL))
-        # It inherits that rank 0 is real-time, if it is by now; but loading takes a core for long.
+        # Loading occupies a core for long, so it must not inherit rank 0's real-time priority.
         os.sched_setscheduler(self._children[-1].pid, os.SCHED_OTHER, os.sched_param(0))
         self._pipes.append(Connection(ours.detach()))
         self._pipes[-1].send(order)
@@ -58,21 +58,21 @@ class Processes:
         return [child.pid for child in self._children]
 
     def tell(self, order: Any) -> None:
-        """Give all an order. Raises OSError when one is gone."""
+        """Send an order to all. Raises OSError when one is gone."""
         data = ForkingPickler.dumps(order)  # once for all
         for pipe in self._pipes:
             pipe.send_bytes(data)
 
     def check(self, patience: float = 0.0, also: Connection | None = None) -> None:
-        """Raise RankFailure, with the reason, if a process has ended or has said that it failed. Waits for that up
-        to ``patience`` seconds, or until there is something to read from ``also``."""
+        """Raise RankFailure, with the reason, if a process has ended or has reported a failure. Waits for that up to
+        ``patience`` seconds, or until there is something to read from ``also``."""
         for pipe in wait([*self._pipes, *([also] if also else [])], patience):
             if pipe is not also:
                 raise self._failure(pipe)
 
     def _failure(self, pipe: Connection) -> RankFailure:
-        """Why a process sent something that was not asked for."""
-        # One that was ended, if there is one: the others then fail for want of it.
+        """Return the failure behind an unexpected message or end of a process."""
+        # Prefer one that was killed, if any: the others fail because of it.
         rank = next((rank for rank, child in enumerate(self._children, 1) if (child.poll() or 0) < 0),
                     1 + self._pipes.index(pipe))
         child = self._children[rank - 1]
@@ -84,7 +84,7 @@ class Processes:
             return RankFailure(f'rank {rank} of the model (process {child.pid}) {how}')
 
     def expect(self, answer: Any, patience: float) -> None:
-        """Wait until each has given an answer; raise RankFailure when one gives another, ends, or takes too long."""
+        """Wait until each has sent ``answer``; raise RankFailure when one sends another, ends, or takes too long."""
         deadline = time.monotonic() + patience
         missing = list(self._pipes)
         while missing:
@@ -102,12 +102,12 @@ class Processes:
                 missing.remove(pipe)
 
     def kill(self) -> None:
-        """End all at once, stopped ones, too, and do not wait for it."""
+        """Kill all, stopped ones, too, without waiting."""
         for child in self._children:
-            child.kill()  # it may be in a message that will never be complete
+            child.kill()  # it may be in a collective that will never complete
 
     def stop(self) -> None:
-        """End all at once, and wait for it."""
+        """Kill all, and wait for their end."""
         self.kill()
         deadline = time.monotonic() + ENDING_S
         for rank, child in enumerate(self._children, 1):

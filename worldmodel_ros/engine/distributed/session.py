@@ -16,7 +16,7 @@ from .leader import NO_FEATURES
 
 @dataclass(frozen=True, eq=False)
 class EpochMoment(Moment):
-    """A moment whose pages are those of an epoch's processes."""
+    """A moment whose pages belong to the processes of one epoch."""
 
     epoch: int = -1
 
@@ -24,9 +24,9 @@ class EpochMoment(Moment):
 class RestoringSession(Session):
     """A ``Session`` of a LeadingBackend, which keeps latents and actions of its window.
 
-    While processes are missing, ``observe`` takes frames in nevertheless, and looking ahead raises RankFailure. With
-    the first frame after they have been replaced, the window is committed again. Then the session is as one that has
-    seen the window's frames alone.
+    While processes are missing, ``observe`` still takes frames, and looking ahead raises RankFailure. With the first frame
+    after they have been replaced, the window is committed again; then the session is like one that has seen only the
+    window's frames.
     """
 
     def reset(self) -> None:
@@ -80,7 +80,7 @@ class RestoringSession(Session):
         self._cache.clear()
         first = newest + 1 - len(recent)
         whole = -first % self._memory.layout.frames  # a slab is written from its first frame on
-        for index in range(whole, len(recent)):  # as they came: frames that are committed together see each other
+        for index in range(whole, len(recent)):  # one by one, as frames that are committed together see each other
             latent, action = recent[index]
             features = yield from super()._commit(self._cache, latent[None], np.array([first + index]), action[None])
         if features is not NO_FEATURES:

@@ -1,4 +1,4 @@
-"""The pages of several processes, each of which holds those of its own heads, as one storage of rank 0's."""
+"""One storage on rank 0 for the pages of several processes, each of which holds those of its own heads."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -13,8 +13,8 @@ from .supervisor import Supervisor
 
 
 class LedPages(HeadsOfPages):
-    """Rank 0's: the others do with their pages what is done with these, but for what passes of the network write,
-    where they take part anyway."""
+    """Rank 0's pages: the other processes repeat every change to them on theirs, except what passes of the network write, in
+    which they take part anyway."""
 
     number: int
     supervisor: Supervisor

@@ -1,4 +1,4 @@
-"""Keeps the processes of a model complete: watches them, and replaces all of them when one fails."""
+"""Watches the processes of a model, and replaces all of them when one fails."""
 from __future__ import annotations
 
 import faulthandler
@@ -18,21 +18,21 @@ from .processes import Processes
 
 _log = logging.getLogger(__name__)
 
-LOOK_S = 0.02  # how often work on a device is looked at
-RETRY_S = (1.0, 2.0, 5.0, 10.0)  # from one attempt to start them to the next
-AWAITED_S = 30.0  # in which others take an order, or give what they hold; large pages are among both
-DISSOLVING_S = 30.0  # the end of the processes, which takes most of it if it takes long, among it
-ASSEMBLING_S = 300.0  # more than what the parts of it that have a limit can take together
+LOOK_S = 0.02  # polling period of work on a device
+RETRY_S = (1.0, 2.0, 5.0, 10.0)  # delays between attempts to start the processes
+AWAITED_S = 30.0  # timeout for others to take an order or return their pages; both can be large
+DISSOLVING_S = 30.0  # timeout of dissolving, including the end of the processes, which can take most of it
+ASSEMBLING_S = 300.0  # timeout of assembling, more than the sum of its parts' own timeouts
 
 
-STANDARD_ERROR = 2  # by its number: a node's host may have replaced sys.stderr by what is no file
+STANDARD_ERROR = 2  # by number, as a node's host may have replaced sys.stderr by something that is not a file
 
 
 class Event(Protocol):
-    """A completion event, as torch.cuda.Event."""
+    """A completion event, like ``torch.cuda.Event``."""
 
     def query(self) -> bool:
-        """Whether it has come."""
+        """Return whether it has completed."""
 
 
 class _Over:
@@ -44,7 +44,7 @@ OVER = _Over()
 
 
 class Started:
-    """The completion of something that is watched before it is known what will tell of it: ``event``."""
+    """The completion of work that is watched before its ``event`` is known."""
 
     event: Event | None = None
 
@@ -60,24 +60,24 @@ class _Work(NamedTuple):
 
 
 class Supervisor:
-    """Looks at the processes from a thread of its own, at least every LOOK_S.
+    """Watches the processes from its own thread, at least every LOOK_S.
 
-    One has failed when it ends, when it says so, when a message to it fails, or when work that all of them share is
-    not over in time. Then all are ended: a message without its partner would hang for ever, on a GPU, too. They are
-    started again until that succeeds; ``epoch`` counts how often. ``degraded_reason`` is empty while they are complete, and
-    else says what is wrong. This process is ended, too, if a collective with dead peers does not let go of its device: its
-    own supervisor can start it again with a device that is free.
+    A process has failed when it ends, when it reports so, when a message to it fails, or when work that all of them share is
+    late. Then all are ended, as a collective without its peer would hang forever, also on a GPU, and started again until that
+    succeeds; ``epoch`` counts how often. ``degraded_reason`` is empty while they are complete, else it says what is wrong.
+    This process is ended, too, if a collective with dead peers does not release its device: its own supervisor can restart it
+    with a free device.
     """
 
     def __init__(self, processes: Processes, assemble: Callable[[], Processes], dissolve: Callable[[], None]):
-        """``dissolve``, called when the processes have been killed, gives up what the device still waits for from them,
-        and raises what has become of the device; ``assemble`` starts others and gets them to work."""
+        """``dissolve``, called when the processes have been killed, aborts what the device still waits for from them, and
+        raises if the device has failed; ``assemble`` starts new ones and connects them."""
         self._processes: Processes | None = processes
         self._assemble, self._dissolve = assemble, dissolve
         self.epoch, self.degraded_reason = 0, ''
         self._failed = threading.Event()
         self._work: deque[_Work] = deque()  # on the device, in its order
-        self._turned = 0.0  # when the first of it had its turn
+        self._turned = 0.0  # when the first item reached the front
         self._wake, self._woken = Pipe()
         self._closed = False
         self._thread = threading.Thread(target=self._watch, name='ranks', daemon=True)
@@ -85,30 +85,29 @@ class Supervisor:
 
     @property
     def processes(self) -> Processes:
-        """Those of this epoch; raises RankFailure while they are not complete."""
+        """Processes of this epoch; raises RankFailure while they are not complete."""
         self.require()
         return self._processes
 
     def tell(self, order: Any) -> None:
         """Give all processes an order. Raises RankFailure while they are not complete."""
         self.require()
-        with self.awaited():  # one that takes nothing in any more lets who tells it wait
+        with self.awaited():  # a process that has stopped reading would block the sender
             self._processes.tell(order)
 
     def require(self) -> None:
-        """Raise RankFailure while the processes are not complete; also what the device has given then is no
-        result."""
+        """Raise RankFailure while the processes are not complete; results that the device has returned then are invalid."""
         if self.degraded_reason:
             raise RankFailure(self.degraded_reason)
 
     def expect(self, epoch: int, event: Event, patience: float) -> None:
-        """Has ``event`` watched, which is to come within so many seconds of now, or of the one before it."""
+        """Watch ``event``, which must complete within ``patience`` s of now or of the completion of the one before it."""
         self._work.append(_Work(epoch, event, time.monotonic(), patience))
 
     @contextmanager
     def awaited(self) -> Iterator[None]:
-        """What this thread does in this context waits for all processes: they have failed if it fails, which raises
-        RankFailure, or is not over within AWAITED_S."""
+        """Run work that waits for all processes in this context: they have failed if it raises, which raises RankFailure, or
+        takes longer than AWAITED_S."""
         epoch, done = self.epoch, Started()
         self.expect(epoch, done, AWAITED_S)
         try:
@@ -119,7 +118,7 @@ class Supervisor:
             done.event = OVER
 
     def failed(self, epoch: int, error: Exception) -> RankFailure:
-        """Report that work of an epoch failed; return what is to be raised."""
+        """Report that work of an epoch failed; return the error to raise."""
         if epoch == self.epoch and not self.degraded_reason:
             self._wake.send(f'a pass failed: {error}')
             self._failed.wait(5.0)
@@ -139,7 +138,7 @@ class Supervisor:
         self._end()
 
     def _reason(self) -> str:
-        """Why the processes have to be replaced, if they have to; takes up to LOOK_S."""
+        """Return why the processes must be replaced, or ''; takes up to LOOK_S."""
         try:
             self._processes.check(LOOK_S, self._woken)
         except RankFailure as failure:
@@ -172,12 +171,12 @@ class Supervisor:
                 with exit_after(ASSEMBLING_S):
                     self._processes = self._assemble()
                 break
-            except Exception as error:  # whatever it is, the robot stands still until it is mended
+            except Exception as error:  # retry after any error, as the robot stands still until this succeeds
                 self.degraded_reason = f'{reason}; starting them again failed: {error}'
                 _log.error('%s', self.degraded_reason)
                 if self._pause(RETRY_S[min(attempt, len(RETRY_S) - 1)]):
                     return
-        while self._woken.poll():  # of the epoch that is over
+        while self._woken.poll():  # discard reports of the previous epoch
             self._woken.recv()
         self._failed.clear()
         self.epoch += 1
@@ -185,7 +184,7 @@ class Supervisor:
         _log.warning('the processes of the model are complete again after %.1f s', time.monotonic() - start)
 
     def _pause(self, seconds: float) -> bool:
-        """Wait; return whether there is nothing to wait for any more."""
+        """Wait; return whether the supervisor was closed."""
         deadline = time.monotonic() + seconds
         while not self._closed and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -196,7 +195,7 @@ class Supervisor:
         if self._processes is None:
             return
         with exit_after(DISSOLVING_S):
-            self._processes.kill()  # before: what they hold of a message is to be let go
+            self._processes.kill()  # first, so that they release their part of a collective
             self._dissolve()
             self._processes.stop()
         self._processes = None
@@ -204,11 +203,10 @@ class Supervisor:
 
 @contextmanager
 def exit_after(seconds: float) -> Iterator[None]:
-    """End this process, with exit code 1 and all threads' stacks on its standard error, if what is done in this context
-    takes longer.
+    """End this process, with exit code 1 and all threads' stacks on its standard error, if the context takes longer.
 
-    A collective with a dead peer can hang while holding the GIL, so the time is kept by a thread that needs no Python. It is
-    ``faulthandler.dump_traceback_later``, of which a process has one: another use of it meanwhile is lost.
+    A collective with a dead peer can hang while holding the GIL, so the timer is a thread that needs no Python:
+    ``faulthandler.dump_traceback_later``, of which a process has only one, so that another use of it meanwhile is lost.
     """
     faulthandler.dump_traceback_later(seconds, exit=True, file=STANDARD_ERROR)
     try:

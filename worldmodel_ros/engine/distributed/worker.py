@@ -1,7 +1,7 @@
-"""A process of a model, other than rank 0: does what rank 0 orders, and ends when that is gone.
+"""A process of a model other than rank 0: carries out rank 0's orders, and ends when rank 0 is gone.
 
-What it follows with is said by the first order: ``Build``, or one that makes a follower of its own. Rank 0 starts it (see
-``processes``): ``python -m worldmodel_ros.engine.distributed.worker PIPE LIFELINE``, file descriptors.
+The first order makes the follower: ``Build``, or an order with a ``follow`` method. Rank 0 starts it (see ``processes``):
+``python -m worldmodel_ros.engine.distributed.worker PIPE LIFELINE``, file descriptors.
 """
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ _log = logging.getLogger(__name__)
 
 
 class Received(Inputs):
-    """Inputs that rank 0's message fills, the first thing of every pass."""
+    """Inputs that rank 0's message fills at the start of every pass."""
 
     def fill(self, columns: Sequence[Column]) -> None:
         pass
 
 
 class ReceivingGraphs(Graphs):
-    """CUDA graphs of passes that rank 0 has begun."""
+    """CUDA graphs of passes that rank 0 has started."""
 
     inputs_type = Received
 
 
 class Follower:
-    """Does with its share of the model what rank 0 does with its own."""
+    """Repeats on its share of the model what rank 0 does on its own."""
 
     def __init__(self, order: Build, pipe: Connection):
         device = use_device(order.rank)
@@ -79,7 +79,7 @@ class Follower:
 def main(pipe: Connection, lifeline: int) -> None:
     """Follow until rank 0 is gone."""
     _end_with(lifeline)
-    gc.freeze()  # what was imported stays: a collector that walks it holds up this rank, and all others wait for it
+    gc.freeze()  # else garbage collection walks all that was imported and delays this rank, for which all others wait
     try:
         order = pipe.recv()
         follower = Follower(order, pipe) if isinstance(order, Build) else order.follow(pipe)
@@ -93,20 +93,20 @@ def main(pipe: Connection, lifeline: int) -> None:
 
 
 def _schedule_as_rank_0() -> None:
-    # All wait for the slowest: a real-time rank 0 is no faster than the others.
+    # All wait for the slowest rank: a real-time rank 0 is no faster than the others.
     priority = realtime.priority_of(os.getppid())
     if priority != realtime.priority_of(0):
         realtime.apply(_log, priority)
 
 
 def _end_with(lifeline: int) -> None:
-    # By the kernel: this process may hang in a message that has no partner any more, or be stopped.
-    own = os.open(f'/proc/self/fd/{lifeline}', os.O_RDONLY)  # whom to signal is said of an opened file; ranks share one
+    # By the kernel, as this process may hang in a collective without its peer, or be stopped.
+    own = os.open(f'/proc/self/fd/{lifeline}', os.O_RDONLY)  # reopened: the owner to signal is per open file; ranks share one
     fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(own, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(own, fcntl.F_SETFL, os.O_ASYNC)
     if select.select([own], [], [], 0.0)[0]:
-        os._exit(0)  # it was gone before
+        os._exit(0)  # rank 0 was gone already
 
 
 if __name__ == '__main__':

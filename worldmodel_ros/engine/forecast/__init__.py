@@ -1,5 +1,5 @@
 """
-How a scene forecast's network is run for robots, frame by frame: PyTorch, or ONNX Runtime on a CPU.
+Runs a scene forecast's network for robots, frame by frame, with PyTorch, or with ONNX Runtime on a CPU.
 
-The network is ``model.scene_forecast``, what is decided on its forecasts ``control``.
+The network is in ``model.scene_forecast``; ``control`` makes decisions from its forecasts.
 """

@@ -18,8 +18,8 @@ _PATHS = 1 + len(HORIZONS)
 
 
 class DeviceForecast:
-    """The network on ``device`` in float32, which all streams share. ``turn``: held while one of them uses it, since its graphs
-    have one place for what goes in."""
+    """The network on ``device`` in float32, shared by all streams. ``turn``: lock that a stream holds while it uses the
+    network, since its graphs have one set of inputs."""
 
     def __init__(self, folder: Path, device: torch.device | str = 'cuda') -> None:
         self.device, self.turn = torch.device(device), threading.Lock()
@@ -35,29 +35,29 @@ class DeviceForecast:
         return self._net.preset
 
     def open(self) -> DeviceStream:
-        """Return a stream that knows nothing."""
+        """Return a new stream without history."""
         return DeviceStream(self, Ring(self.preset, self._net.per_frame, QUERIES, _rates(self._net.pairs).numpy()))
 
     def window(self) -> Tensor:
-        """Return an empty one: keys, then values, of each layer, (2 * depth, H, W * N, d)."""
+        """Return an empty window: keys, then values, of each layer, (2 * depth, H, W * N, d)."""
         preset = self.preset
         return torch.zeros(2 * preset.depth, preset.heads, preset.window_frames * self._net.per_frame, preset.head_dim,
                            device=self.device)
 
     @torch.inference_mode()
     def see(self, *inputs: np.ndarray | Tensor) -> tuple[Tensor, ...]:
-        """Take what ``_see_once`` does; return what the frame tells, flat, features, slots, and own keys and values."""
+        """Run ``_see_once``; return the frame's forecasts, flat, its features and slots, and its own keys and values."""
         return self._launch('see', self._see_once, [[each] for each in inputs])
 
     @torch.inference_mode()
     def again(self, *inputs: np.ndarray | Tensor) -> Tensor:
-        """Take what ``_see_again`` does; return what the slots tell then, flat."""
+        """Run ``_see_again``; return the forecasts of the slots, flat."""
         return self._launch('again', self._see_again, [[each] for each in inputs])[0]
 
     def _see_once(self, image: Tensor, previous: Tensor, started: Tensor, motion: Tensor, pose: Tensor, turn: Tensor,
                   bias: Tensor, window: Tensor) -> tuple[Tensor, ...]:
-        """Arguments of ``See`` with a row each, but for image, uint8 (1, H, W, 3), and motion, executed and measured, (1, 2,
-        2)."""
+        """Take the arguments of ``See`` with a batch dimension, except image, uint8 (1, H, W, 3), and motion, executed and
+        measured, (1, 2, 2)."""
         pixels = image.permute(0, 3, 1, 2).float() / 127.5 - 1.0
         executed, measured = motion[:, :1], motion[:, 1:]
         *told, features, slots = (found := self._see(pixels, previous, started, executed, measured, pose[0], turn[0], bias[0],
@@ -70,7 +70,7 @@ class DeviceForecast:
 
 
 def _halves(window: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """Keys and values of each layer, (1, H, S, d), from (1, 2 * depth, H, S, d)."""
+    """Return keys and values of each layer, (1, H, S, d), from (1, 2 * depth, H, S, d)."""
     keys, values = window.transpose(0, 1).chunk(2)
     return list(keys), list(values)
 
@@ -80,7 +80,7 @@ def _flat(parts: list[Tensor]) -> Tensor:
 
 
 class DeviceStream:
-    """One robot's forecasts, from one thread; other threads may have streams of their own."""
+    """One robot's forecasts, for one thread; other threads may use other streams."""
 
     def __init__(self, network: DeviceForecast, ring: Ring) -> None:
         self._network, self._ring, preset = network, ring, network.preset
@@ -91,13 +91,13 @@ class DeviceStream:
 
     @property
     def features(self) -> np.ndarray:
-        """Of the newest frame's slots, (QUERIES, D)."""
+        """Features of the newest frame's slots, (QUERIES, D)."""
         return self._slots.cpu().numpy()
 
     def observe(self, image: np.ndarray, executed: np.ndarray, measured: np.ndarray, passes: int
                 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Take a frame and return presence, places and walls, see ``control.pilot.Forecast``."""
-        # Threads have CUDA streams of their own: the turn is over when the numbers are on the host.
+        # Each thread has its own CUDA stream, so hold the lock until the results are on the host.
         with self._network.turn:
             return self._observe(image, executed, measured, passes)
 

@@ -1,7 +1,7 @@
 """
 Export a scene forecast as ONNX graphs: the pass over a frame, and a second pass over its slots.
 
-What a stream has to know of the network besides is written into the graphs' metadata.
+The graphs' metadata holds what else a stream needs to know of the network.
 """
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .passes import Again, See, attend_in_parts
 
 
 class _Norm(nn.Module):
-    """``nn.RMSNorm`` written so that ONNX Runtime finds it in a graph and calls one operator."""
+    """``nn.RMSNorm`` written so that ONNX Runtime recognises it in a graph and fuses it into one operator."""
 
     def __init__(self, norm: nn.RMSNorm) -> None:
         super().__init__()

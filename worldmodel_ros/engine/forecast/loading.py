@@ -1,4 +1,4 @@
-"""Finds a scene forecast by name or folder, and opens streams of it, one for each robot."""
+"""Loads a scene forecast by name or folder, and opens streams of it, one for each robot."""
 from __future__ import annotations
 
 import math
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from worldmodel_ros.model.presets import Camera
     from worldmodel_ros.model.scene_forecast import SceneForecast
 
-FORECASTS = WEIGHTS / 'forecast'  # with a folder for each that the package ships
+FORECASTS = WEIGHTS / 'forecast'  # holds a folder for each shipped forecast
 
 
 class Stream(Protocol):
@@ -31,8 +31,8 @@ class Stream(Protocol):
 
 
 class Forecasts:
-    """A loaded forecast: its name, what runs it, the size (H, W) of its frames, the camera that it was trained with, and
-    ``open``, which makes a stream that knows nothing."""
+    """A loaded forecast: its name, its back end, the size (H, W) of its frames, the camera that it was trained with, and
+    ``open``, which makes a new stream without history."""
 
     def __init__(self, name: str, backend: str, image_size: tuple[int, int], step_period: float,
                  make: Callable[[], Stream], camera: Camera | None = None) -> None:
@@ -40,8 +40,8 @@ class Forecasts:
         self.open, self.camera = make, camera
 
     def fitted(self, image_size: tuple[int, int], step_period: float) -> Forecasts:
-        """Return the same for images of another size and the same aspect, each ``step_period`` s: its step, or a whole part of
-        it. Raises ModelError."""
+        """Return the same forecast for images of another size and the same aspect ratio, one every ``step_period`` s, which is
+        its step or an integer fraction of it. Raises ModelError."""
         if (image_size, step_period) == (self.image_size, self.step_period):
             return self
         turns = round(self.step_period / step_period)
@@ -56,7 +56,7 @@ class Forecasts:
 
 
 class FittedStream:
-    """Streams that take turns, so that each one sees images as far apart as those that it was trained with."""
+    """Streams that take turns, so that each sees images as far apart in time as in training."""
 
     def __init__(self, streams: Sequence[Stream], image_size: tuple[int, int]) -> None:
         """``image_size`` (H, W): what images are scaled to."""
@@ -65,7 +65,7 @@ class FittedStream:
 
     @property
     def features(self) -> np.ndarray:
-        """Of the newest frame's slots, (QUERIES, D)."""
+        """Features of the newest frame's slots, (QUERIES, D)."""
         return self._streams[self._turn - 1].features
 
     def observe(self, image: np.ndarray, executed: np.ndarray, measured: np.ndarray, passes: int
@@ -88,7 +88,7 @@ class TorchStream:
 
     @property
     def features(self) -> np.ndarray:
-        """Of the newest frame's slots, (QUERIES, D)."""
+        """Features of the newest frame's slots, (QUERIES, D)."""
         return self._stream.features.numpy()
 
     def observe(self, image: np.ndarray, executed: np.ndarray, measured: np.ndarray, passes: int
@@ -97,7 +97,7 @@ class TorchStream:
 
 
 def forecast_folder(forecast: str) -> Path:
-    """Return the folder of a forecast that the package ships, by name, or of one's own, by path. Raises ModelError."""
+    """Return the folder of a shipped forecast by name, or of any other by path. Raises ModelError."""
     shipped = FORECASTS / forecast
     folder = shipped if (shipped / 'model.json').is_file() else Path(forecast).expanduser()
     if not (folder / 'model.json').is_file():
@@ -109,8 +109,8 @@ def forecast_folder(forecast: str) -> Path:
 def load_forecast(forecast: str, backend: str = 'auto', threads: int = 1) -> Forecasts:
     """Load the forecast of a name or folder.
 
-    ``backend``: ``onnx-int8``, ``onnx`` (float32) or ``torch``; ``auto`` takes the first. Back ends of a world model that run
-    on torch stand for ``torch``, which takes a GPU where there is one. ``threads`` bounds the threads of one network call.
+    ``backend``: ``onnx-int8``, ``onnx`` (float32) or ``torch``; ``auto`` takes the first. A world model's other back ends of
+    torch stand for ``torch``, which uses a GPU if there is one. ``threads`` limits the threads of one network call.
 
     Raises ModelError, with the remedy, for a forecast that is missing or does not fit.
     """

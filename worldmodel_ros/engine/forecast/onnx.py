@@ -1,6 +1,6 @@
-"""A scene forecast through ONNX Runtime on a CPU, in float32 or with dynamic int8 linears.
+"""Runs a scene forecast with ONNX Runtime on a CPU, in float32 or with dynamic int8 linears.
 
-The graphs are kept in the user's cache folder as those of the world model are.
+The graphs are kept in the user's cache folder, like those of the world model.
 """
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from worldmodel_ros.engine.backends.onnx import open_graphs
 from worldmodel_ros.model.checkpoint_description import read_description
 from .ring import Ring
 
-EXPORT_VERSION = 8  # counts up when the exported graphs change
-SEE, AGAIN = 'see', 'again'  # graphs; a second pass is exported and opened where it is asked for
+EXPORT_VERSION = 8  # incremented when the exported graphs change
+SEE, AGAIN = 'see', 'again'  # graphs; that of the second pass is exported and opened on first use
 
 
 class OnnxForecast:
-    """The graphs of a forecast, which all of its streams share, and what they say of it: ``horizons`` in frames; ``rates`` of
-    the rotation by time in rad a frame; and how many tokens are ``per_frame`` and ``queries`` among them."""
+    """The graphs of a forecast, shared by all of its streams, and their metadata: ``horizons`` in frames; ``rates`` of the
+    rotation by time in rad per frame; and how many tokens are ``per_frame`` and ``queries`` among them."""
 
     def __init__(self, folder: Path, threads: int, quantised: bool) -> None:
         self.name, self.preset = 'onnx-int8' if quantised else 'onnx-fp32', read_description(folder).preset
@@ -45,7 +45,7 @@ class OnnxForecast:
         return session.run(None, {i.name: a for i, a in zip(session.get_inputs(), arrays, strict=True)})
 
     def open(self) -> OnnxStream:
-        """Return a stream that knows nothing."""
+        """Return a new stream without history."""
         return OnnxStream(self)
 
 
@@ -66,7 +66,7 @@ class OnnxStream:
         """Take a frame and return presence, places and walls, see ``control.pilot.Forecast``."""
         ring = self._ring
         where = ring.enter(measured)
-        # Each layer's window is an input of its own: a graph would copy what it takes apart.
+        # Each layer's window is a separate input, since a graph would copy to split one array.
         window = *self._keys, *self._values
         newest = (to_network(image), self._features, np.array([ring.seen > 0]),
                   *(np.asarray(values, np.float32).reshape(1, 1, 2) for values in (executed, measured)), *where, ring.bias())

@@ -1,9 +1,9 @@
 """
-The passes of a scene forecast with fixed shapes, for whatever records a network once and runs it again: over a frame, and a
-second one over its slots.
+The passes of a scene forecast with fixed shapes, for graph capture and export: over a frame, and a second one over its
+slots.
 
-A window is a ring of frames: keys and values lie in the odometry's frame, so that attention does not ask where in the ring a
-frame is.
+A window is a ring of frames: keys and values are in the odometry frame, so that attention does not depend on where in the
+ring a frame is.
 """
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from worldmodel_ros.model.scene_forecast import _UNIT, SCALE, Places, SceneForec
 
 
 class _Moves:
-    """What ``Places`` does, for tokens of one frame, as products with matrices (d, d) that all layers share: an eighth of the
-    operators, whose calls take longer than their work."""
+    """``Places`` for tokens of one frame, as products with matrices (d, d) that all layers share: an eighth of the operators,
+    whose calls take longer than their work."""
 
     def __init__(self, pose: Tensor, turn: Tensor, head_dim: int) -> None:
-        """pose (3,), m and rad, of the frame, and turn (2, pairs), cosine and sine of the rotation by its time."""
+        """``pose`` (3,), m and rad, of the frame; ``turn`` (2, pairs), cosine and sine of the rotation by its time."""
         x, y, yaw = (pose[k].expand(1, head_dim) for k in range(3))
         places = Places(yaw.cos(), yaw.sin(), x / _UNIT, y / _UNIT, turn[:, None, None].expand(-1, 1, head_dim, -1))
         units = torch.eye(head_dim, device=pose.device)[None, None]
@@ -39,8 +39,7 @@ class _Moves:
 
 
 def attend_in_parts(queries: Tensor, own: tuple[Tensor, Tensor], window: list[tuple[Tensor, Tensor]], bias: Tensor) -> Tensor:
-    """Return what ``attend`` of a layer does, for scaled queries and a window in parts, without a copy that has keys and values
-    in one piece."""
+    """Compute a layer's ``attend`` for scaled queries and a window in parts, without concatenating keys and values."""
     parts = [*window, own]
     scores = torch.cat([queries @ keys.transpose(2, 3) for keys, _ in parts], -1)
     shares = (scores + bias).softmax(-1).split([keys.shape[2] for keys, _ in parts], -1)
@@ -60,7 +59,7 @@ class See(nn.Module):
         (1, 1, 2); pose (3,) and turn (2, pairs) of the frame; bias (N, W * N + N), additive, between the N tokens of a frame
         and those of the window and the frame; keys and values of each layer (1, H, W * N, d).
 
-        Returns presence, places at present and walls by the image alone; presence, places (1 + J, SLOTS, 2) and walls by the
+        Returns presence, current places and walls from the image alone; presence, places (1 + J, SLOTS, 2) and walls from the
         slots; the encoder's features; the features of the frame's slots (1, QUERIES, D); and its own keys and values, of each
         layer, (1, H, N, d)."""
         net, tokens = self.net, self.net.preset.tokens
@@ -78,7 +77,7 @@ class See(nn.Module):
 
 
 class Again(nn.Module):
-    """A second pass over the slots of a frame, which sees what the first one said."""
+    """A second pass over the slots of a frame, conditioned on the first pass's forecasts."""
 
     def __init__(self, net: SceneForecast) -> None:
         super().__init__()
@@ -86,8 +85,8 @@ class Again(nn.Module):
 
     def forward(self, slots: Tensor, pose: Tensor, turn: Tensor, bias: Tensor, own_keys: list[Tensor],
                 own_values: list[Tensor], keys: list[Tensor], values: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Features of the slots (1, QUERIES, D), bias (QUERIES, W * N + N + QUERIES), the frame's own keys and values
-        of each layer, the others as above; returns presence, places and walls."""
+        """slots, features (1, QUERIES, D); bias (QUERIES, W * N + N + QUERIES); own keys and values, of the frame in each
+        layer; the others as of ``See``. Returns presence, places and walls."""
         net = self.net
         tokens, said = net.doubt(slots)
         window = [[(k, v), own] for k, v, *own in zip(keys, values, own_keys, own_values, strict=True)]

@@ -1,4 +1,4 @@
-"""The window of a stream whose passes have fixed shapes: a ring, in which the newest frame takes the oldest one's place."""
+"""The window of a stream whose passes have fixed shapes: a ring, in which the newest frame replaces the oldest."""
 from __future__ import annotations
 
 import numpy as np
@@ -10,11 +10,11 @@ _UNSEEN = np.float32(-1e4)  # additive mask
 
 
 class Ring:
-    """What passes have to be told of a window besides its keys and values: the pose and the time of the newest frame, and what
-    there is to be seen."""
+    """The other inputs of passes over a window, besides its keys and values: pose and time of the newest frame, and the
+    attention mask."""
 
     def __init__(self, preset: Preset, per_frame: int, queries: int, rates: np.ndarray) -> None:
-        """A frame has ``per_frame`` tokens, the last ``queries`` of which are slots; ``rates`` of the rotation by time, rad a
+        """A frame has ``per_frame`` tokens, the last ``queries`` of which are slots; ``rates`` of the rotation by time, rad per
         frame."""
         self._period, self._frames, self._own, self._queries = preset.step_period, preset.window_frames, per_frame, queries
         self._rates, self._pose = rates, np.zeros(3)
@@ -22,20 +22,20 @@ class Ring:
 
     @property
     def first(self) -> int:
-        """The place of the newest frame's first token."""
+        """Index of the newest frame's first token."""
         return self.seen % self._frames * self._own
 
     def enter(self, measured: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the pose (3,) of a frame and the rotation (2, pairs) by its time, with the wheels' twist (2,) since the frame
-        before."""
-        twist = np.asarray(measured, np.float32).astype(float)  # as the network is told it
+        """Return the pose (3,) of a frame and the rotation (2, pairs) by its time, given the wheels' twist (2,) since the
+        previous frame."""
+        twist = np.asarray(measured, np.float32).astype(float)  # in the precision that the network gets
         self._pose, = along_arc(self._pose[None], twist[None], self._period)
         angle = self.seen * self._rates
         return self._pose.astype(np.float32), np.array([np.cos(angle), np.sin(angle)], np.float32)
 
     def bias(self) -> np.ndarray:
-        """Return the mask (N, W * N + N) between a frame's tokens and those of the ring, as far as it is filled, and of the
-        frame: the image's tokens see no slot."""
+        """Return the mask (N, W * N + N) from a frame's tokens to those of the ring, as far as it is filled, and of the frame:
+        image tokens see no slots."""
         own = self._own
         slot = np.arange(own) >= own - self._queries
         unseen = ~slot[:, None] & np.tile(slot, self._frames + 1)
@@ -43,7 +43,7 @@ class Ring:
         return np.where(unseen, _UNSEEN, np.float32(0.0))
 
     def bias_again(self) -> np.ndarray:
-        """Return the mask of a second pass, which sees everything that there is."""
+        """Return the mask of a second pass, which sees everything available."""
         bias = np.zeros((self._queries, (self._frames + 1) * self._own + self._queries), np.float32)
         bias[:, self.seen * self._own:self._frames * self._own] = _UNSEEN
         return bias

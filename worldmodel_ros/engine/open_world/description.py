@@ -1,4 +1,4 @@
-"""What is to be known of an open world model besides its weights: ``world.json``, next to the checkpoint."""
+"""The description of an open world model: ``world.json``, next to the checkpoint."""
 from __future__ import annotations
 
 import math
@@ -19,20 +19,20 @@ from ...model.wan.schedule import Schedule
 _TOKEN = VAE_STRIDE * PATCH  # pixels
 _KEYS = {'preset', 'checkpoint', 'vae', 'text', 'prompt', 'text_encoder', 'size', 'top_speed', 'camera_in_base', 'intrinsics',
          'chunk_frames', 'window_frames', 'sink_frames', 'schedule', 'smaller', 'devices', 'boundary'}
-# The optical frame (x right, y down, z forward) in a camera body's (x forward, y left, z up); REP 103.
+# The optical frame (x right, y down, z forward) in a camera body frame (x forward, y left, z up); REP 103.
 _OPTICAL = np.array([[0.0, 0.0, 1.0], [-1.0, 0.0, 0.0], [0.0, -1.0, 0.0]])
 
 
 @dataclass(frozen=True)
 class WorldDescription:
-    """``size``: of the video, height and width in pixels. ``text``: file with the rows that the text encoder made of the
-    prompt, or None, where ``prompt`` and ``text_encoder`` make them. ``top_speed`` of the robot, m/s: the unit of the camera's
-    translations (``camera.relative_poses``). ``optical`` (4, 4): the camera's optical frame in the robot's base.
-    ``intrinsics``, of an image of ``size``: for a camera that tells none.
+    """``size``: of the video, height and width in pixels. ``text``: file with the text encoder's rows for the prompt, or None
+    to make them from ``prompt`` and ``text_encoder``. ``top_speed`` of the robot, m/s: the unit of the camera's
+    translations (``camera.relative_poses``). ``optical`` (4, 4): the camera's optical frame in the robot's base frame.
+    ``intrinsics``, of an image of ``size``: for a camera that publishes none.
     """
 
     name: str
-    preset: WanPreset | None  # None: by the checkpoint's network
+    preset: WanPreset | None  # None: determined by the checkpoint's network
     checkpoint: Path
     vae: Path
     text: Path | None
@@ -44,12 +44,12 @@ class WorldDescription:
     intrinsics: Intrinsics | None
     sampling: dict[str, Any]  # what differs from the preset, or replaces it
     smaller: Path | None = None  # folder of a world that stands in where this one would be late
-    devices: tuple[str, ...] = ()  # of two networks, that for much noise first; none: both where the VAE is
-    boundary: float | None = None  # between them; None: as the checkpoint says, or as published
+    devices: tuple[str, ...] = ()  # of two networks, the high-noise one first; empty: both on the VAE's device
+    boundary: float | None = None  # noise level between them; None: as the checkpoint says, or as published
 
     @classmethod
     def read(cls, folder: Path) -> WorldDescription:
-        """From ``world.json`` in a folder; paths in it are relative to that. Raises ModelError."""
+        """Read ``world.json`` in a folder, to which its paths are relative. Raises ModelError."""
         content = read_json(folder / WORLD_FILE)
         try:
             return cls._of(folder, content)
@@ -87,11 +87,12 @@ class WorldDescription:
 
     @property
     def two_networks(self) -> bool:
-        """Whether the checkpoint has one for much noise and one for little."""
+        """Whether the checkpoint has a high-noise and a low-noise network."""
         return has_experts(self.checkpoint)
 
     def network(self) -> WanConfig:
-        """What the checkpoint's network is, of two that of either. Raises ModelError for one that follows no camera."""
+        """Return the configuration of the checkpoint's network, the same for both of two. Raises ModelError for one without
+        camera control."""
         with WanCheckpoint(folders(self.checkpoint)[0] if self.two_networks else self.checkpoint) as stored:
             config = stored.config()
         if not config.camera_width or not config.condition_channels:
@@ -99,7 +100,7 @@ class WorldDescription:
         return config
 
     def sampled(self, config: WanConfig) -> WanPreset:
-        """How a network is sampled. Raises ModelError where neither a preset nor the description says."""
+        """Return how a network is sampled. Raises ModelError if neither a preset nor the description says."""
         found = [self.preset] if self.preset else [preset for preset in PRESETS.values() if preset.config == config]
         try:
             changes = {key: int(self.sampling[key]) for key in ('chunk_frames', 'window_frames', 'sink_frames')
@@ -125,7 +126,7 @@ def _devices(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def schedule_of(content: dict[str, Any]) -> Schedule:
-    """The schedule of {"kind": "unipc" or "self_forcing", "steps": [...], "shift": s}. Raises ValueError."""
+    """Return the schedule of {"kind": "unipc" or "self_forcing", "steps": [...], "shift": s}. Raises ValueError."""
     kinds = {'unipc': Schedule.unipc, 'self_forcing': Schedule.self_forcing}
     if set(content) != {'kind', 'steps', 'shift'} or content['kind'] not in kinds:
         raise ValueError(f'a schedule is kind ({" or ".join(kinds)}), steps and shift')
@@ -136,7 +137,7 @@ def schedule_of(content: dict[str, Any]) -> Schedule:
 
 
 def optical_frame(mount: Sequence[float]) -> np.ndarray:
-    """The optical frame in the base's, (4, 4), of a camera body at x, y, z [m] with roll, pitch, yaw [rad]."""
+    """Return the optical frame in the base frame, (4, 4), of a camera body at x, y, z [m] with roll, pitch, yaw [rad]."""
     def turn(axis: int, angle: float) -> np.ndarray:
         c, s, (a, b) = math.cos(angle), math.sin(angle), [(1, 2), (2, 0), (0, 1)][axis]
         out = np.eye(3)

@@ -1,7 +1,7 @@
-"""An open world model on several GPUs: rank 0 has the sessions, and the other processes do in theirs what it does.
+"""An open world model on several GPUs: rank 0 has the sessions, and the other processes mirror them.
 
-What a session is asked for is small (an image, poses), and what follows from it is the same everywhere, noise included. So each
-process has the whole session, but its share of the network and of the pages, and of the decoder its rows of the images.
+The inputs of a session are small (an image, poses), and all that follows is deterministic, noise included. So each process has
+the whole session, but only its share of the network and of the pages, and decodes only its rows of the images.
 """
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .session import WorldSession
 from .world import OpenWorld, Share
 
 _log = logging.getLogger(__name__)
-_LOADING_S = 900.0  # in which all have read their share of the weights
+_LOADING_S = 900.0  # timeout for all to read their share of the weights
 _LOOK_S = 0.5
 
 
@@ -51,29 +51,29 @@ class BuildWorld:
     port: int
 
     def follow(self, pipe: Connection) -> WorldFollower:
-        """Load what this process has of the world, and say so."""
+        """Load this process's share of the world, and report READY."""
         follower = WorldFollower(self)
         pipe.send(READY)
         return follower
 
     def share(self, link: Link) -> Share:
-        """What this process has of the network."""
+        """Return this process's share of the network."""
         return Share(TensorParallel(link) if self.kind == 'tensor' else SequenceParallel(link, self.kind == 'sequence-fp8'),
                      self.kind)
 
 
 class WorldFollower:
-    """Does in its own sessions what rank 0 does in its."""
+    """Repeats in its own sessions what rank 0 does in its sessions."""
 
     def __init__(self, order: BuildWorld):
         link = Link.join(use_device(order.rank), order.rank, order.count, Link.connect(order.port, order.count))
-        # The smaller model is rank 0's alone.
+        # Only rank 0 has the smaller model.
         description = replace(order.description, smaller=None)
         self._world = OpenWorld(description, order.backend, order.threads, order.sessions, share=order.share(link))
         self._sessions: dict[int, WorldSession] = {}
 
     def do(self, order: tuple[str, int, Sequence[Any]]) -> None:
-        """Carry out an order of ``LeadingWorld.tell``. What rank 0 was refused, this process was, too."""
+        """Carry out an order of ``LeadingWorld.tell``. An order that fails here has failed on rank 0, too."""
         name, number, arguments = order
         try:
             if name == 'open':
@@ -83,7 +83,7 @@ class WorldFollower:
             elif name == 'fork':
                 self._sessions[arguments[0]] = self._sessions[number].fork()
             elif name == 'close':
-                if session := self._sessions.pop(number, None):  # else its beginning was refused
+                if session := self._sessions.pop(number, None):  # else it could not be opened
                     session.close()
             else:
                 getattr(self._sessions[number], name)(*arguments)
@@ -92,13 +92,13 @@ class WorldFollower:
 
 
 class LeadingWorld(OpenWorld):
-    """Rank 0's. Where another process fails, this one ends with DEVICE_LOST, to be started again: what it held of the pages is
-    lost, and a device may wait for its messages without end."""
+    """Rank 0's world. When another process fails, this one ends with DEVICE_LOST, to be restarted: the other's pages are lost,
+    and a device may wait for its messages forever."""
 
     def __init__(self, description: WorldDescription, backend: str = 'auto', threads: int = 1, sessions: int = 1,
                  gpus: int = 2, kind: str = PARALLEL_KINDS[0]):
-        """Start the other processes, and load. ``kind``: how the network is divided, one of ``backends.PARALLEL_KINDS``. Raises
-        ModelError."""
+        """Start the other processes and load the world. ``kind``: how the network is divided, one of
+        ``backends.PARALLEL_KINDS``. Raises ModelError."""
         if kind not in PARALLEL_KINDS:
             raise ModelError(f'a model is not divided by {kind!r}; known: {", ".join(PARALLEL_KINDS)}')
         check(description, gpus, kind)
@@ -123,12 +123,12 @@ class LeadingWorld(OpenWorld):
         atexit.register(self.close)
 
     def tell(self, name: str, number: int, *arguments: Any) -> None:
-        """Have the other processes do what this one is about to do with a session. Raises RankFailure."""
+        """Order the other processes to do what this one is about to do with a session. Raises RankFailure."""
         if self._closed:
             raise RankFailure('the processes of the model have been ended')
         try:
             self._processes.tell((name, number, arguments))
-        except OSError as error:  # the watch ends this process
+        except OSError as error:  # ``_watch`` ends this process
             raise RankFailure(f'a process of the model is gone: {error}') from error
 
     def close(self) -> None:
@@ -136,13 +136,13 @@ class LeadingWorld(OpenWorld):
         if not self._closed:
             self._closed = True
             atexit.unregister(self.close)
-            self._samplers.clear()  # graphs hold messages, which must end before what carries them
+            self._samplers.clear()  # graphs hold collectives, which must be freed before their communicator
             self._processes.stop()
             Link.leave().result()
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the others."""
+        """Process ids of the other processes."""
         return self._processes.pids
 
     def _watch(self) -> None:
@@ -157,7 +157,7 @@ class LeadingWorld(OpenWorld):
 
 
 def check(description: WorldDescription, count: int, kind: str) -> None:
-    """Raise ModelError for a world that cannot be divided among so many processes."""
+    """Raise ModelError for a world that cannot be divided among ``count`` processes."""
     config = description.network()
     if description.two_networks:
         raise ModelError(f'{description.name} has two networks, which are placed by devices in world.json: set gpus to 1')

@@ -1,4 +1,4 @@
-"""One stream of an open world: from an image on, chunk after chunk, imagined or observed; forks, and files."""
+"""One stream of an open world: starts from an image and continues by imagined or observed chunks; forks and files."""
 from __future__ import annotations
 
 import hashlib
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from .world import OpenWorld
 
 FORMAT = 'open world 1'
-LATENT_PERIOD = 0.25  # s of a latent frame: its four images
+LATENT_PERIOD = 0.25  # s per latent frame of four images
 
 
 class WorldSession:
-    """What was seen and imagined since an image; not safe for two threads at once.
+    """What was observed and imagined since an image; not thread-safe.
 
     Poses are the camera's (4, 4), camera-to-world, optical frame, of the last image of each latent frame; the first latent
-    frame is the image that the session began with. What a call needs is copied by none: keys and values lie in shared pages,
-    and the states of the VAE are never written to.
+    frame is the image that the session began with. No call copies the history: keys and values are in shared pages, and the
+    states of the VAE are never written to.
     """
 
     def __init__(self, world: OpenWorld, image: np.ndarray, pose: np.ndarray, seed: int = 0):
@@ -47,21 +47,21 @@ class WorldSession:
 
     @property
     def frame(self) -> int:
-        """How many latent frames there are."""
+        """Number of latent frames."""
         return self._sequence.frame
 
     @property
     def images_of_chunk(self) -> int:
-        """Images of the next chunk, without the image that the session began with."""
+        """Number of images of the next chunk, not counting the image that the session began with."""
         return self._world.frame_images * (self._world.preset.chunk_frames - (self.frame == 0))
 
     @property
     def pose(self) -> np.ndarray:
-        """Of the newest latent frame, (4, 4)."""
+        """Pose of the newest latent frame, (4, 4)."""
         return self._pose
 
     def fork(self) -> WorldSession:
-        """A branch, which copies neither keys and values nor the VAE's state; to be closed."""
+        """Return a branch, which must be closed; copies neither keys and values nor the VAE's state."""
         other: WorldSession = object.__new__(WorldSession)
         other.__dict__.update(self.__dict__)
         other._number = self._world.next_number()
@@ -70,27 +70,27 @@ class WorldSession:
         return other
 
     def close(self) -> None:
-        """Give the pages back."""
+        """Release the pages."""
         self._world.tell('close', self._number)
         self._sequence.close()
         self._world.closed(self)
 
     def imagine(self, poses: np.ndarray, intrinsics: camera.Intrinsics, steps: int | None = None) -> np.ndarray:
-        """The next chunk along ``poses``, one for each latent frame that it adds, the first chunk's image not among them: uint8
-        (images_of_chunk, H, W, 3). ``intrinsics``: of an image of the world's size. ``steps``: fewer than the model has. Raises
-        ValueError and OutOfPages."""
+        """Imagine the next chunk along ``poses``, one for each latent frame that it adds, excluding the session's first image:
+        uint8 (images_of_chunk, H, W, 3). ``intrinsics``: of an image of the world's size. ``steps``: to take fewer than the
+        model has. Raises ValueError and OutOfPages."""
         return finished(self.imagining(poses, intrinsics, steps))
 
     def imagining(self, poses: np.ndarray, intrinsics: camera.Intrinsics, steps: int | None = None
                   ) -> Generator[None, None, np.ndarray]:
-        """``imagine``, which stops between ``OpenWorld.units``. Nothing else may be asked of the session meanwhile; where this
-        is closed before its end, the session is as it was."""
+        """``imagine`` as a generator that pauses between ``OpenWorld.units``. The session must not be used otherwise meanwhile;
+        closing the generator before its end leaves the session unchanged."""
         self._world.tell('imagine', self._number, poses, intrinsics, steps)
         frames, control, poses = self._world.preset.chunk_frames, *self._control(poses, intrinsics)
         shape, at = (16, frames, *self._world.latent_size), self.frame
 
         def noise(step: int) -> Tensor:
-            # By its place in the sequence: branches and repetitions differ by what they are asked alone.
+            # Seeded by its place in the sequence, so that branches and repetitions differ only by their inputs.
             generator = torch.Generator().manual_seed((self._seed * 1_000_003 + at) * 101 + step)
             return torch.randn(shape, generator=generator).to(self._world.device)
         condition = self._condition.fork()
@@ -107,10 +107,10 @@ class WorldSession:
         return to_uint8(images[:, 1:] if at == 0 else images)
 
     def observe(self, images: np.ndarray, poses: np.ndarray, intrinsics: camera.Intrinsics) -> None:
-        """Commit real images, uint8 (images_of_chunk, H, W, 3), as the next chunk, with the poses as of ``imagine``, without
-        denoising. Raises ValueError for another number, and after anything was imagined; OutOfPages.
+        """Commit real images, uint8 (images_of_chunk, H, W, 3), as the next chunk, with poses as of ``imagine``, without
+        denoising. Raises ValueError for another number, or after anything was imagined; OutOfPages.
 
-        Self-Forcing extends videos so; for LingBot-World it is not validated.
+        Self-Forcing extends videos this way; for LingBot-World it is not validated.
         """
         self._world.tell('observe', self._number, images, poses, intrinsics)
         if self._imagined:
@@ -125,18 +125,18 @@ class WorldSession:
         with torch.inference_mode():
             latents, encoded = self._world.vae.encode(video, self._encoded)
             self._world.sampler.commit(self._sequence, self._world.prompt, latents, condition.next(frames), control)
-            self._decode(latents)  # what is imagined next follows these images
+            self._decode(latents)  # advances the decoder, so that the next imagined chunk follows these images
         self._condition, self._encoded, self._pose = condition, encoded, poses[-1]
 
     def _decode(self, latents: Tensor) -> Tensor:
-        """Images (3, n, H, W) of latents; the state goes on."""
+        """Return images (3, n, H, W) of latents, and advance the decoder's state."""
         if not self._world.decodes:
             return torch.zeros(3, 4 * latents.shape[1], *self._world.spec.image_size)
         images, self._decoded = self._world.vae.decode(latents, self._decoded)
         return images
 
     def _control(self, poses: np.ndarray, intrinsics: camera.Intrinsics) -> tuple[object, np.ndarray]:
-        """The network's camera control for a chunk, and the poses of its latent frames."""
+        """Return the network's camera control for a chunk, and the poses of its latent frames."""
         world, poses, first = self._world, np.asarray(poses, np.float64), self.frame == 0
         count = world.preset.chunk_frames - first
         if poses.shape != (count, 4, 4) or not np.isfinite(poses).all():
@@ -148,7 +148,7 @@ class WorldSession:
             return world.camera_control(camera.ray_tokens(rays)), every
 
     def save(self) -> bytes:
-        """The session as a safetensors file: pages, positions, and the streaming states of the VAE and of the condition."""
+        """Return the session as a safetensors file: pages, positions, and the streaming states of the VAE and the condition."""
         self._world.tell('save', self._number)
         tensors = {f'sequence.{name}': tensor for name, tensor in self._sequence.save().items()}
         for name, state in (('decoder', self._world.vae.whole(self._decoded)), ('encoder', self._encoded),
@@ -164,8 +164,8 @@ class WorldSession:
 
     @classmethod
     def load(cls, world: OpenWorld, content: bytes) -> WorldSession:
-        """A session from what ``save`` gave. Raises SessionFileError for a file that is damaged or of another world, and
-        OutOfPages."""
+        """Return a session from what ``save`` returned. Raises SessionFileError for a file that is damaged or of another world,
+        and OutOfPages."""
         try:
             tensors, told = load(content), _metadata(content)
             digest = told.pop('sha256', '')
@@ -198,17 +198,17 @@ class WorldSession:
 
     @classmethod
     def read(cls, world: OpenWorld) -> Callable[[BinaryIO, int], WorldSession]:
-        """What ``SessionFolder.load`` reads a session with."""
+        """Return the function with which ``SessionFolder.load`` reads a session."""
         return lambda file, size: cls.load(world, file.read(size))
 
 
 def to_vae(images: np.ndarray, device: torch.device) -> Tensor:
-    """uint8 (n, H, W, 3) to float32 (3, n, H, W) from -1 to 1."""
+    """Convert uint8 (n, H, W, 3) to float32 (3, n, H, W) in [-1, 1]."""
     return torch.from_numpy(np.ascontiguousarray(images)).to(device).permute(3, 0, 1, 2).float() / 127.5 - 1.0
 
 
 def to_uint8(images: Tensor) -> np.ndarray:
-    """float32 (3, n, H, W) from -1 to 1 to uint8 (n, H, W, 3)."""
+    """Convert float32 (3, n, H, W) in [-1, 1] to uint8 (n, H, W, 3)."""
     return ((images + 1.0) * 127.5).round().to(torch.uint8).permute(1, 2, 3, 0).cpu().numpy()
 
 

@@ -1,4 +1,4 @@
-"""A thread that imagines for one robot: what comes of what it does now, image after image, and what it asks in between."""
+"""A thread that predicts for one robot: the future under its current motion, for image after image, and what-if questions."""
 from __future__ import annotations
 
 import math
@@ -21,15 +21,15 @@ from .session import WorldSession
 from .world import FPS, OpenWorld
 
 _LONGEST = 240  # images of a branch, 15 s
-_EARLY, _LATE = 0.75, 2.5  # periods after the image before: sooner it is left out, later it begins a new session
-_BEHIND = 3  # chunks of images that wait: then the newest begins a new session, for this machine cannot keep up
+_EARLY, _LATE = 0.75, 2.5  # periods after the previous image: an earlier one is skipped, a later one begins a new session
+_BEHIND = 3  # chunks of waiting images from which the newest begins a new session, as this machine cannot keep up
 PERIOD = 1.0 / FPS
 
 
 @dataclass(frozen=True)
 class Seen:
     """An image uint8 (H, W, 3) of the world's size, its ``stamp`` [ns], steady time of its receipt [s], the base's pose (4, 4)
-    then, and the twist (2,), linear.x and angular.z, that the robot executes."""
+    at that time, and the twist (2,), linear.x and angular.z, that the robot executes."""
 
     image: np.ndarray
     stamp: int
@@ -43,8 +43,8 @@ class Seen:
 
 @dataclass
 class VideoFuture:
-    """What follows from ``actions`` (T, 2), each for ``PERIOD`` s: frames uint8 (T, H, W, 3). The family knows neither contacts
-    nor goals."""
+    """The future under ``actions`` (T, 2), each for ``PERIOD`` s: frames uint8 (T, H, W, 3). These models predict neither
+    contacts nor goals."""
 
     actions: np.ndarray
     frames: np.ndarray
@@ -57,7 +57,7 @@ Listener = Callable[[Seen, VideoFuture, 'Made'], None]
 
 @dataclass(frozen=True)
 class Made:
-    """How a prediction was made: the ``rung``, how many ``seconds`` it took and how many were ``expected``."""
+    """How a prediction was made: the ``rung``, the ``seconds`` that it took and the ``expected`` ones."""
 
     rung: Rung
     seconds: float
@@ -65,13 +65,13 @@ class Made:
 
 
 class WorldWorker:
-    """Takes the newest image only, and goes on with the next when its prediction is out; questions come before predictions.
+    """Predicts from the newest image only, and takes the next when the prediction is out; questions come before predictions.
 
     ``observes``: real images are committed to one long session, chunk by chunk (``WorldSession.observe``), and predictions
     follow the newest chunk; else each prediction begins a new session with the newest image (it is anchored there). ``chunks``:
-    of each prediction. ``deadline``, s, if not 0: that each should take; a ladder finds by what quality it does (fewer steps,
-    and, where predictions are anchored, the world's ``smaller`` one). ``failed`` is told each exception, which ends the
-    session, and nothing else.
+    length of each prediction. ``deadline``: the time that a prediction should take, s, 0 for none; a ladder chooses the quality
+    that meets it (fewer steps and, where predictions are anchored, the world's ``smaller`` one). ``failed`` is called with each
+    exception, which ends the session, and nothing else.
     """
 
     def __init__(self, world: OpenWorld, predicted: Listener, failed: Callable[[Exception], None], observes: bool = False,
@@ -79,17 +79,17 @@ class WorldWorker:
         self._world, self._observes, self._chunks = world, observes, chunks
         self._predicted, self._failed = predicted, failed
         self._deadline = deadline or math.inf
-        # What was observed is in the pages of one model.
+        # Observed images are in the pages of one model only.
         smaller = None if observes or world.smaller is None else len(world.smaller.preset.schedule.steps)
         self._ladder = Ladder(len(world.preset.schedule.steps), smaller)
         self._session_world = world
         self.optical: np.ndarray | None = None  # the camera's optical frame in the base (4, 4); None: as world.json says
         self._wake = threading.Condition()
         self._newest: Seen | None = None
-        self._done: Seen | None = None  # that was predicted from last
-        self._waiting: list[Seen] = []  # observed images that no chunk has yet
-        self._last: Seen | None = None  # that was taken into them
-        self._begins = True  # the first of them begins a new session
+        self._done: Seen | None = None  # the last image that was predicted from
+        self._waiting: list[Seen] = []  # observed images that are not in a chunk yet
+        self._last: Seen | None = None  # the last one added to these
+        self._begins = True  # whether the first of these begins a new session
         self._jobs: deque[tuple[Callable[[], Any], Promise]] = deque()
         self._session: WorldSession | None = None
         self._root: Seen | None = None  # the newest image that the session knows
@@ -101,7 +101,7 @@ class WorldWorker:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread after what it is doing now; questions that wait are cancelled."""
+        """End the thread after its current work; waiting questions are cancelled."""
         with self._wake:
             self._stopped = True
             self._wake.notify()
@@ -112,8 +112,8 @@ class WorldWorker:
         self._forget()
 
     def submit(self, seen: Seen) -> None:
-        """Take an image. ``observes``: they should come each ``PERIOD`` s; of those that come faster some are left out, and a
-        gap or another episode begins a new session."""
+        """Take an image. With ``observes``, images should come every ``PERIOD`` s; some of those that come faster are skipped,
+        and a gap or another episode begins a new session."""
         with self._wake:
             self._newest = seen
             if self._observes:
@@ -121,7 +121,7 @@ class WorldWorker:
             self._wake.notify()
 
     def ask(self, question: Question) -> Promise:
-        """Ask a what-if question; the promise holds a what_if.Answer, or raises QuestionError."""
+        """Ask a what-if question; the promise holds a ``what_if.Answer``, or raises QuestionError."""
         for branch in question.branches:
             if branch.actions is None:
                 raise QuestionError(f'branch {branch.name!r} is the model\'s own plan, and open world models have none: name a '
@@ -132,7 +132,7 @@ class WorldWorker:
         return self._do(lambda: self._answer(question))
 
     def save(self, folder: SessionFolder, name: str, patience: float) -> str:
-        """Write the session to a file; return what it took, in words. Raises SessionFileError."""
+        """Write the session to a file; return a report of size and time. Raises SessionFileError."""
         def content() -> bytes:
             if self._session is None or self._root is None:
                 raise SessionFileError('no image has been seen yet')
@@ -143,7 +143,7 @@ class WorldWorker:
         return f'{size} bytes in {time.monotonic() - start:.2f} s'
 
     def load(self, folder: SessionFolder, name: str, patience: float) -> str:
-        """Replace the session by one from a file, and go on from it as long as images only are observed. Raises
+        """Replace the session by one from a file, and continue from it as long as only images are observed. Raises
         SessionFileError."""
         if not self._observes:
             raise SessionFileError('each image begins a session of its own here: set world_observes to go on from a session')
@@ -152,7 +152,7 @@ class WorldWorker:
             root = self._root or self._newest
             if root is None:
                 raise SessionFileError('no image has been seen yet, so the camera is not known')
-            self._forget()  # a world has pages for one session
+            self._forget()  # first, as a world has pages for one session
             self._session = folder.load(name, WorldSession.read(self._world))
             self._root = root
             with self._wake:
@@ -183,7 +183,7 @@ class WorldWorker:
                 if promise.set_running_or_notify_cancel():
                     try:
                         promise.set_result(call())
-                    except Exception as error:  # the one who asked is told
+                    except Exception as error:  # reported to the caller
                         promise.set_exception(error)
                 continue
             self._done = newest
@@ -194,7 +194,7 @@ class WorldWorker:
                 self._failed(error)
 
     def _take(self, newest: Seen) -> None:
-        """Bring the session up to the newest image, and predict what comes of what the robot does."""
+        """Bring the session up to the newest image, and predict the future under the robot's current motion."""
         start = time.monotonic()
         rung, expected = self._ladder.choose(self._deadline, self._chunks)
         if not self._observes:
@@ -221,7 +221,7 @@ class WorldWorker:
         self._root = seen
 
     def _queue(self, seen: Seen) -> None:
-        """Take an image into the video that is observed, if it is its next one."""
+        """Add an image to the observed video if it is the next one."""
         before = self._last
         passed = math.inf if before is None or seen.episode != before.episode else (seen.stamp - before.stamp) * 1e-9
         if 0.0 <= passed < _EARLY * PERIOD:
@@ -234,8 +234,8 @@ class WorldWorker:
         self._last = seen
 
     def _observe(self) -> bool:
-        """Take the images in that wait; whether there is a new moment to predict from: an image that the session began with, or
-        a chunk that was committed."""
+        """Commit the waiting images; return whether there is a new moment to predict from: the first image of a session, or a
+        committed chunk."""
         with self._wake:
             waiting, begins = self._waiting, self._begins or self._session is None
             self._waiting, self._begins = [], False
@@ -279,13 +279,13 @@ class WorldWorker:
         return answer
 
     def _chunks_of(self, images: int) -> int:
-        """Chunks that so many images take from now on."""
+        """Return how many chunks the next ``images`` images take."""
         first, whole = self._sizes(2)
         return 1 + max(0, -(-(images - first) // whole))
 
     def _imagine(self, actions: np.ndarray, due: float, rung: Rung) -> VideoFuture | None:
-        """What follows from actions (T, 2) on a fork; None where the steady time ``due`` comes first. A last chunk that they do
-        not fill goes on with the last of them, and is cut off."""
+        """Imagine actions (T, 2) on a fork; return None if the steady time ``due`` comes first. A last chunk that they do not
+        fill repeats the last action, and is cut off."""
         root, session, frames = self._root, self._session.fork(), []
         try:
             base, at, every = root.base, 0, self._world.frame_images
@@ -305,7 +305,7 @@ class WorldWorker:
             session.close()
 
     def _sizes(self, chunks: int) -> list[int]:
-        """Images of so many chunks from now on."""
+        """Return the number of images of each of the next ``chunks`` chunks."""
         whole = self._world.frame_images * self._world.preset.chunk_frames
         return [self._session.images_of_chunk, *[whole] * (chunks - 1)]
 

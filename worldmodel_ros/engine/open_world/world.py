@@ -1,4 +1,4 @@
-"""An open world model, loaded: networks, prompt and pages, shared by its sessions."""
+"""A loaded open world model: networks, prompt and pages, shared by its sessions."""
 from __future__ import annotations
 
 import hashlib
@@ -37,27 +37,27 @@ if TYPE_CHECKING:
 
     from .session import WorldSession
 
-FPS = 16  # of the video, which the family was trained on
-# By the name of the engine's back ends: type of the layers, of the pages, and whether weights are in FP8.
+FPS = 16  # of the video that these models were trained on
+# By name of the engine's back ends: type of the layers, of the pages, and whether weights are in FP8.
 BACKENDS = {'torch': (torch.float32, Precision.FP32, False), 'torch-bf16': (torch.bfloat16, Precision.BF16, False),
             'torch-fp8': (torch.bfloat16, Precision.FP8, True)}
 _SMALLEST_PAGE = 16
 _FASTEST_TURN = 3.0  # rad/s
-_HOST_BOUND = 2048  # width up to which a GPU would wait for the host to start kernels
+_HOST_BOUND = 2048  # width up to which a GPU would wait for the host to launch kernels
 
 
 @dataclass(frozen=True)
 class WorldSpec:
-    """What a node asks of a model: images of ``image_size`` each ``step_period`` s, moved by ``action_names``."""
+    """What a node needs to know of a model: images of ``image_size`` every ``step_period`` s, moved by ``action_names``."""
 
     name: str
     image_size: tuple[int, int]
     step_period: float
     action_low: tuple[float, float]
     action_high: tuple[float, float]
-    chunk_frames: int  # images of a chunk, but for the first
+    chunk_frames: int  # images of every chunk but the first
     action_names: tuple[str, ...] = ('linear.x', 'angular.z')
-    goals: tuple[str, ...] = ()  # no policy: it drives to nothing
+    goals: tuple[str, ...] = ()  # none, as there is no policy
     camera: None = None  # that it was trained with: it takes any, by its intrinsics
 
     @property
@@ -67,22 +67,22 @@ class WorldSpec:
 
 @dataclass(frozen=True)
 class Share:
-    """What a process has of a network that is divided: with which others, and as which of ``backends.PARALLEL_KINDS``."""
+    """A process's share of a divided network: its group of processes, and which of ``backends.PARALLEL_KINDS``."""
 
     group: Group
     kind: str
 
     def part(self, config: WanConfig) -> PartOf:
-        """Of the weights."""
+        """Return the process's part of the weights."""
         return tensor_share(config, self.group.rank, self.group.count) if self.kind == 'tensor' else lambda name: None
 
 
 class OpenWorld:
-    """One model, whose pages hold so many ``sessions`` and, next to them, ``branches`` of a chunk."""
+    """One model, whose pages hold ``sessions`` sessions and, besides, ``branches`` branches of a chunk."""
 
     def __init__(self, description: WorldDescription, backend: str = 'auto', threads: int = 1, sessions: int = 1,
                  branches: int = 2, share: Share | None = None):
-        """Loads all files. ``threads``: of this process's networks on a CPU; ``share``: what it has of a divided one. Raises
+        """Load all files. ``threads``: of this process's networks on a CPU; ``share``: of a divided network. Raises
         ModelError."""
         torch.set_num_threads(threads)
         self.device = share.group.link.device if share else torch.device('cuda' if torch.cuda.is_available() else 'cpu')
@@ -135,7 +135,7 @@ class OpenWorld:
         devices = described.devices or (str(self.device),) * 2
         try:
             return experts.load(described.checkpoint, devices, layers, described.boundary)
-        except (RuntimeError, AssertionError) as error:  # no such device, in torch's words
+        except (RuntimeError, AssertionError) as error:  # what torch raises for a missing device
             raise ModelError(f'{described.name}: its networks cannot be placed on {", ".join(devices)}: {error}') from error
 
     @property
@@ -143,16 +143,16 @@ class OpenWorld:
         return self._network.networks if isinstance(self._network, Experts) else (self._network,)
 
     def camera_control(self, rays: torch.Tensor) -> CameraControl | tuple[CameraControl, CameraControl]:
-        """What the sampler takes for a chunk's rays, see ``WanDiT.camera_control``."""
+        """Return the sampler's input for a chunk's rays, see ``WanDiT.camera_control``."""
         return self._network.camera_control(rays)
 
     @property
     def sampler(self) -> Sampler | GraphedSampler | ExpertSampler:
-        """That takes all steps."""
+        """Sampler that takes all steps."""
         return self.sampler_of(len(self.preset.schedule.steps))
 
     def sampler_of(self, steps: int) -> Sampler | GraphedSampler | ExpertSampler:
-        """One that takes so many of the steps. Raises ValueError."""
+        """Return a sampler that takes ``steps`` of the schedule's steps. Raises ValueError."""
         if steps not in self._samplers:
             self._samplers[steps] = self._sampler(self.preset.schedule.fewer(steps))
         return self._samplers[steps]
@@ -161,18 +161,18 @@ class OpenWorld:
         if isinstance(self._network, Experts):
             return ExpertSampler(self._network, schedule)
         sampler = Sampler(self._network, schedule)
-        # Two GPUs gain nothing with the 14B, and four more than half of the time (docs/open_models.md).
+        # With the 14B, graphs gain nothing on two GPUs, and save more than half of the time on four (docs/open_models.md).
         share = self._share
         hosted = share.group.count > 2 and share.kind != 'tensor' if share else self._network.config.width <= _HOST_BOUND
         return GraphedSampler(sampler) if hosted and self.device.type == 'cuda' else sampler
 
     @classmethod
     def load(cls, folder: str | Path, backend: str = 'auto', threads: int = 1, sessions: int = 1, **options: Any) -> OpenWorld:
-        """From a folder with ``world.json``; ``options`` are those of the class. Raises ModelError."""
+        """Load a world from a folder with ``world.json``; ``options`` are those of the class. Raises ModelError."""
         return cls(WorldDescription.read(Path(folder).expanduser()), backend, threads, sessions, **options)
 
     def _smaller(self, folder: Path, backend: str, threads: int) -> OpenWorld:
-        """The model of the last rung of the ladder."""
+        """Load the model for the last rungs of the ladder."""
         world = OpenWorld(WorldDescription.read(folder), backend, threads)
         if world.description.size != self.description.size or world.preset.chunk_frames != self.preset.chunk_frames:
             raise ModelError(f'{world.description.name} makes {world.preset.chunk_frames} frames of {world.description.size}, '
@@ -181,13 +181,14 @@ class OpenWorld:
         return world
 
     def open(self, image: np.ndarray, pose: np.ndarray, seed: int = 0) -> WorldSession:
-        """A session that begins with an image, uint8 (H, W, 3) of the world's size, taken at a camera's pose (4, 4). Raises
-        OutOfPages."""
+        """Return a session that begins with an image, uint8 (H, W, 3) of the world's size, taken at a camera's pose (4, 4).
+        Raises OutOfPages."""
         from .session import WorldSession
         return WorldSession(self, image, pose, seed)
 
     def pages_for(self, session: WorldSession) -> PagedSequence | ExpertSequence:
-        """An empty sequence, of one of the ``sessions``. Raises OutOfPages: what is left is for branches."""
+        """Return an empty sequence for one of the ``sessions``. Raises OutOfPages if these are used up: the remaining pages are
+        for branches."""
         if len(self._open) >= self._sessions:
             raise OutOfPages(f'{self._sessions} sessions of {self.spec.name} are open, which is all that it was loaded for')
         sequence = self.pages.open()
@@ -195,48 +196,48 @@ class OpenWorld:
         return sequence
 
     def closed(self, session: WorldSession) -> None:
-        """Note that a session is no more."""
+        """Note that a session was closed."""
         self._open.discard(session)
 
     @property
     def decodes(self) -> bool:
-        """Whether this process decodes what is imagined: of several, all do where the rows of an image can be divided among
-        them, else rank 0."""
+        """Whether this process decodes what is imagined: of several, all do if an image's rows can be divided among them, else
+        only rank 0."""
         return self._share is None or self._share.group.rank == 0 or self.vae.rows is not None
 
     def units(self, steps: int) -> list[str]:
-        """What a chunk of so many steps is made of, in turn, as ``WorldSession.imagining`` stops in between: passes, and the
-        rest, which is the pass that commits and the decoder; or all at once, where passes are one graph or of several
-        processes."""
+        """Return the units, in order, of a chunk of ``steps`` steps, between which ``WorldSession.imagining`` pauses: passes,
+        then the rest, which is the pass that commits and the decoder; or the whole chunk, where passes are one graph or run on
+        several processes."""
         if self._share or isinstance(self.sampler_of(steps), GraphedSampler):
             return ['chunk']
         return ['pass'] * steps + ['rest']
 
     def settle(self) -> None:
-        """Wait for all that the devices were given to do."""
+        """Wait for all queued work on the devices."""
         for network in self._networks:
             if network.device.type == 'cuda':
                 torch.cuda.synchronize(network.device)
 
     def tell(self, name: str, number: int, *arguments: Any) -> None:
-        """Hear what is about to be done with session ``number``: a divided world tells its other processes."""
+        """Called before anything is done with session ``number``; a divided world tells its other processes."""
 
     def next_number(self) -> int:
-        """For a new session."""
+        """Return a number for a new session."""
         return next(self._numbers)
 
     def close(self) -> None:
-        """End what a divided world has started."""
+        """End the processes that a divided world has started."""
 
     @property
     def frame_images(self) -> int:
-        """Images of a latent frame."""
+        """Number of images per latent frame."""
         return VAE_FRAMES
 
     @cached_property
     def fingerprint(self) -> str:
-        """What tells worlds apart whose sessions do not fit each other: network, sampling, size, precision, and the names and
-        sizes of the files, whose contents are too large to read for this."""
+        """SHA-256 (hex); only worlds with the same one can exchange sessions. Of network, sampling, size, precision, and the
+        names and sizes of the files, whose contents are too large to read for this."""
         described, files = self.description, []
         for path in (described.checkpoint, described.vae):
             found = sorted(path.rglob('*')) if path.is_dir() else [path]
