@@ -1,5 +1,5 @@
 """
-The 3-D paged KV cache: layouts, pages, block tables, patterns, tiers and snapshots of what a session has seen.
+The 3-D paged KV cache: layouts, pages, block tables, patterns, tiers and snapshots.
 
-Kernels that read and write pages are ``kernels``; which session owns which pages is decided in ``engine.memory``.
+``kernels`` has the kernels that read and write pages; ``engine.memory`` decides which session owns which pages.
 """

@@ -1,6 +1,6 @@
-"""Which slabs stay in a cache when its window has left them behind: those that show what no other does.
+"""Selects the slabs that stay in a cache behind its window: those with the most distinct views.
 
-The robot's pose tells. A turn all around, or a way through the room, is then in the cache however long ago it was, in a fixed
+The robot's pose decides. A full turn, or a path through the room, then stays in the cache however long ago it was, in a fixed
 number of slabs: keyframes, as in visual SLAM (ORB-SLAM, Mur-Artal et al. 2015), here of keys and values.
 """
 from __future__ import annotations
@@ -9,16 +9,16 @@ import math
 
 import numpy as np
 
-METRE, RADIAN = 1.0, 1.25  # a step of 1 m aside shows as much that is new as a turn of 0.8 rad, half a camera's view
+METRE, RADIAN = 1.0, 1.25  # a sideways move of 1 m shows as much new content as a turn of 0.8 rad, half a camera's view
 
 
 def least_needed(poses: np.ndarray, observed: np.ndarray) -> int:
-    """Index of the slab to be dropped of n >= 2, in the order in which they came.
+    """Return the index of the slab to drop of n >= 2, oldest first.
 
-    ``poses`` (n, 3): x and y in m, heading in rad. ``observed`` bool (n,): of observed frames alone. Of the two that were taken
-    most alike, the older is dropped. Where some are imagined, one of these is: that which is most like another slab, and of two
-    that are alike the newer, so that what was imagined stays what it was. An error that is imagined in the place of what was
-    seen would last for as long as the session imagines.
+    ``poses`` (n, 3): x and y in m, heading in rad. ``observed`` bool (n,): slabs with only observed frames. Of the two most
+    similar poses, the older is dropped. If some slabs are imagined, one of these is dropped: the one most similar to another
+    slab, and of two imagined ones the newer, so that what was imagined does not change. An imagined error in place of an
+    observation would last for as long as the session imagines.
     """
     apart = poses[:, None] - poses
     turned = np.abs((apart[..., 2] + math.pi) % (2.0 * math.pi) - math.pi)
@@ -31,8 +31,8 @@ def least_needed(poses: np.ndarray, observed: np.ndarray) -> int:
 
 
 def keyframes(poses: np.ndarray, observed: np.ndarray, count: int) -> list[list[int]]:
-    """Which of n slabs are the ``count`` keyframes, or all where there are fewer, when none of them has left the window, one,
-    two and so on to all n: indices, ascending. ``poses`` and ``observed`` of all, as above."""
+    """Return which of n slabs are the ``count`` keyframes, or all if there are fewer, when 0, 1, 2 ... n of them have left the
+    window: indices, ascending. ``poses`` and ``observed`` as of ``least_needed``."""
     kept: list[int] = []
     found = [kept]
     for slab in range(len(poses)):

@@ -1,4 +1,4 @@
-"""Where the tokens of a frame lie: tiles of space and time, in Z-order, one page for each; or one after the other."""
+"""Memory layout of a frame's tokens: space-time tiles in Z-order, one page for each; or one token after the other."""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ class TileLayout:
     """A slab is ``tile[0]`` frames, cut into tiles of ``tile`` = (frames, rows, columns) tokens.
 
     ``grid`` is (rows, columns) of the tokens of one frame. The tiles of a slab are numbered in Z-order (Morton 1966),
-    so that neighbours in space are neighbours in memory. Within a page, tokens lie frame by frame and, within a frame,
-    row by row: the first frames of a slab fill a prefix of each page. Where the grid is no multiple of the tile, a
-    border tile has fewer tokens a frame, packed as densely.
+    so that neighbours in space are neighbours in memory. Within a page, tokens are stored frame by frame and, within a
+    frame, row by row: the first frames of a slab fill a prefix of each page. Where the grid is not a multiple of the tile,
+    a border tile has fewer tokens per frame, packed as densely.
     """
 
     tile: tuple[int, int, int]
@@ -27,22 +27,22 @@ class TileLayout:
 
     @cached_property
     def frames(self) -> int:
-        """Frames of a slab."""
+        """Frames per slab."""
         return self.tile[0]
 
     @cached_property
     def tokens(self) -> int:
-        """Tokens of a frame."""
+        """Tokens per frame."""
         return self.grid[0] * self.grid[1]
 
     @cached_property
     def page_tokens(self) -> int:
-        """Places for tokens in a page."""
+        """Token capacity of a page."""
         return self.tile[0] * self.tile[1] * self.tile[2]
 
     @cached_property
     def tiles(self) -> int:
-        """Tiles, and so pages, of a slab."""
+        """Tiles, and so pages, per slab."""
         return len(self.positions)
 
     @cached_property
@@ -84,8 +84,7 @@ class TileLayout:
 
     @cached_property
     def frame_order(self) -> np.ndarray:
-        """Tokens of a frame, counted row by row, in the order in which pages have them: tile by tile, int64
-        (tokens,)."""
+        """Tokens of a frame, numbered row by row, in the order of the pages: tile by tile, int64 (tokens,)."""
         return np.argsort(self.token_index[0])
 
     @cached_property
@@ -96,15 +95,15 @@ class TileLayout:
         return frame.reshape(self.tiles, self.page_tokens)
 
     def valid(self, frames: int) -> np.ndarray:
-        """Tokens in each page, int64 (tiles,), when the first ``frames`` frames of the slab are written."""
+        """Return the tokens in each page, int64 (tiles,), when the first ``frames`` frames of the slab are written."""
         return self.tokens_per_frame * frames
 
 
 @dataclass(frozen=True)
 class FlatLayout:
-    """A slab is ``frames`` frames of ``tokens`` tokens, one after the other in pages of ``page_tokens``: for models whose
-    tokens all attend to each other, so that only the last page of a slab has places to spare. What it shares with
-    ``TileLayout`` has the same names; a page counts as a tile.
+    """A slab is ``frames`` frames of ``tokens`` tokens, one after the other in pages of ``page_tokens``, for models whose
+    tokens all attend to each other: only the last page of a slab has unused places. Names are those of ``TileLayout``; a
+    page counts as a tile.
     """
 
     frames: int
@@ -117,7 +116,7 @@ class FlatLayout:
 
     @cached_property
     def tiles(self) -> int:
-        """Pages of a slab."""
+        """Pages per slab."""
         return -(-self.frames * self.tokens // self.page_tokens)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Which tiles a query tile attends to, as lists of pages for the attention kernels."""
+"""Attention patterns: the tiles that a query tile attends to, as lists of pages for the kernels."""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ from .sequence import Table
 @dataclass(frozen=True)
 class Pattern:
     """A neighbourhood of whole tiles around the query's own: ``slabs`` in time and ``plane`` (rows, columns of tiles)
-    in space, each centred on it; None is without bounds.
+    in space, each centred on it; None is unbounded.
 
     At a border the neighbourhood is cut off or, with ``shifted``, moved inside so that it keeps its size (neighbourhood
-    attention, Hassani et al. 2023; made of tiles: sliding tile attention, Zhang et al. 2025).
+    attention, Hassani et al. 2023; with tiles: sliding tile attention, Zhang et al. 2025).
     """
 
     slabs: int | None
@@ -28,13 +28,13 @@ class Pattern:
             raise ValueError(f'a neighbourhood has at least one tile along each axis, not {self}')
 
 
-SPATIAL = Pattern(1, None)        # the plane of its slab
-TEMPORAL = Pattern(None, (1, 1))  # the column of its place, over all slabs
+SPATIAL = Pattern(1, None)        # all tiles of its slab
+TEMPORAL = Pattern(None, (1, 1))  # the same tile of all slabs
 EVERYTHING = Pattern(None, None)
 
 
 def window(size: tuple[int, int, int], shifted: bool = False) -> Pattern:
-    """The neighbourhood of ``size`` (slabs, rows of tiles, columns of tiles)."""
+    """Return the neighbourhood of ``size`` (slabs, rows of tiles, columns of tiles)."""
     return Pattern(size[0], size[1:], shifted)
 
 
@@ -55,12 +55,12 @@ class PageLists:
 @lru_cache(maxsize=256)
 def page_lists(table: Table, layout: TileLayout, slabs: tuple[int, ...], pattern: Pattern, sinks: int = 0
                ) -> dict[int, PageLists]:
-    """By tier, the lists of all tiles of the query ``slabs``, slab by slab in Z-order, over the slabs of the table.
+    """Return, by tier, the lists of all tiles of the query ``slabs``, slab by slab in Z-order, over the table's slabs.
 
-    The first ``sinks`` slabs are visited at the pattern's places whatever their age. A tile without any page has an
-    empty list. The same table, which never changes, gives the same lists without work.
+    The first ``sinks`` slabs are visited at the pattern's places whatever their age. A tile without pages has an empty
+    list. Results are cached by table, as tables are immutable.
     """
-    # Repeated and tiled before they are combined: broadcasting over four short axes takes three times as long.
+    # Repeat and tile before combining: broadcasting over four short axes takes three times as long.
     in_time = _slabs(table, slabs, pattern, sinks).repeat(layout.tiles, 0).repeat(layout.tiles, 1)
     visited = in_time & np.tile(_tiles(layout, pattern), (len(slabs), len(table)))
     lengths = (layout.tokens_per_frame * table.valid[:, None]).ravel()
@@ -72,7 +72,7 @@ def page_lists(table: Table, layout: TileLayout, slabs: tuple[int, ...], pattern
 
 
 def _slabs(table: Table, slabs: tuple[int, ...], pattern: Pattern, sinks: int) -> np.ndarray:
-    """Which slabs of the table each query slab visits, bool (query slabs, slabs)."""
+    """Return which slabs of the table each query slab visits, bool (query slabs, slabs)."""
     if pattern.slabs is None:
         return np.ones((len(slabs), len(table)), bool)
     near = table.slabs[min(sinks, max(0, len(table) - 1)):]
@@ -84,7 +84,7 @@ def _slabs(table: Table, slabs: tuple[int, ...], pattern: Pattern, sinks: int) -
 
 @lru_cache(maxsize=64)
 def _tiles(layout: TileLayout, pattern: Pattern) -> np.ndarray:
-    """Which tiles of a plane each tile visits, bool (tiles, tiles)."""
+    """Return which tiles of a plane each tile visits, bool (tiles, tiles)."""
     visited = np.ones((layout.tiles, layout.tiles), bool)
     for axis in (0, 1) if pattern.plane else ():
         place, inside = layout.positions[:, axis], (0, layout.plane[axis] - 1)
@@ -93,7 +93,7 @@ def _tiles(layout: TileLayout, pattern: Pattern) -> np.ndarray:
 
 
 def _around(own: np.ndarray, others: np.ndarray, size: int, inside: tuple[int, int] | None) -> np.ndarray:
-    """Which of ``others`` lie in a neighbourhood of ``size`` around each of ``own``, moved ``inside`` (first, last)."""
+    """Return which of ``others`` are in a neighbourhood of ``size`` around each of ``own``, moved ``inside`` (first, last)."""
     low = own - size // 2
     if inside:
         low = np.maximum(np.minimum(low, inside[1] - size + 1), inside[0])
@@ -101,7 +101,7 @@ def _around(own: np.ndarray, others: np.ndarray, size: int, inside: tuple[int, i
 
 
 def _lists(visited: np.ndarray, pages: np.ndarray, lengths: np.ndarray, capacity: int) -> PageLists:
-    """``visited`` bool (query tiles, n) of the n ``pages`` as lists, full pages first."""
+    """Return ``visited``, bool (query tiles, n) of the n ``pages``, as lists, full pages first."""
     whole = lengths == capacity
     query, page, full = _entries(visited if whole.all() else visited & whole)
     if whole.all():
@@ -115,7 +115,7 @@ def _lists(visited: np.ndarray, pages: np.ndarray, lengths: np.ndarray, capacity
 
 
 def _entries(visited: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Row and column of each true entry, row by row, and their count in each row."""
-    # Flat, since numpy finds the true entries of one axis ten times as fast as those of two.
+    """Return row and column of each true entry, row by row, and their count in each row."""
+    # Flat, as numpy finds true entries along one axis ten times as fast as along two.
     row, column = np.divmod(np.flatnonzero(visited), max(1, visited.shape[1]))
     return row, column, np.bincount(row, minlength=len(visited))

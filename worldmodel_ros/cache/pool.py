@@ -1,7 +1,7 @@
 """
-A pool of pages: who holds them, and the keys and values in them.
+A pool of pages: their allocation, and the keys and values in them.
 
-Pages are counted by references, so that branches share them; what a session was guaranteed, no branch can take.
+Pages are reference-counted, so that branches share them; no branch can take pages that a session is guaranteed.
 """
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Result = TypeVar('Result')
 
 
 class OutOfPages(RuntimeError):
-    """Pages were asked for beyond what there is, or what the others were guaranteed."""
+    """More pages were requested than there are, or than are not guaranteed to others."""
 
 
 @dataclass(frozen=True)
@@ -45,28 +45,28 @@ class Usage:
 
 
 class PageAllocator:
-    """Ids 0 to ``pages`` - 1 of the pages of one pool; it knows nothing of what they hold. For any thread.
+    """Allocates the pages, ids 0 to ``pages`` - 1, of one pool, whatever their content. Thread-safe.
 
-    Pages are held by leases. A lease with a guarantee gets its pages whatever the others do: there are always as many
-    free ones as the guaranteed leases do not hold yet. A branch, which has none, costs nothing as long as it shares a
-    session's pages; when the session lets go of them and what was promised could not be kept, the oldest branches
-    lose theirs. A page that several guaranteed leases share keeps one promise only: each may need one of its own later.
+    Pages are held by leases. A lease with a guarantee always gets its pages: there are always as many free ones as the
+    guaranteed leases do not hold yet. A branch, which has no guarantee, costs nothing as long as it shares a session's
+    pages; when the session releases them and guarantees could not be kept, the oldest branches lose theirs. A page that
+    several guaranteed leases share counts for only one of them, as each may need its own later.
     """
 
     def __init__(self, pages: int):
         self._references = np.zeros(pages, np.int32)
         self._of_guaranteed = np.zeros(pages, np.int32)  # of the references, those of leases with a guarantee
-        self._uses = np.zeros(pages, np.int64)  # how often each page was given out
+        self._uses = np.zeros(pages, np.int64)  # how often each page was allocated
         self._free = pages
         self._guaranteed = 0
         self._promised = 0  # of the guaranteed pages, those that are not held yet, or are shared
         self._scattered = 0
         self._branches: deque[weakref.ref[Lease]] = deque()
         self._lock = threading.Lock()
-        # Filled by the garbage collector, which may strike while this very thread holds the lock.
+        # Filled by the garbage collector, which may run while this very thread holds the lock.
         self._abandoned: deque[tuple[Lease, np.ndarray]] = deque()
-        # Called, without the lock, where pages are short: each gives back some that are held ahead of their use, and returns
-        # whether it had any. They must not wait.
+        # Called, without the lock, when pages are short: each releases some pages that are held ahead of their use, and
+        # returns whether it had any. They must not block.
         self.givers: list[Callable[[], bool]] = []
 
     @property
@@ -74,10 +74,10 @@ class PageAllocator:
         return len(self._references)
 
     def lease(self, guaranteed: int = 0, surrender: Callable[[Lease], np.ndarray] | None = None) -> Lease:
-        """A lease that can always hold ``guaranteed`` pages; raises OutOfPages if that cannot be promised.
+        """Return a lease that can always hold ``guaranteed`` pages; raise OutOfPages if that cannot be guaranteed.
 
-        One without a guarantee may hold pages together with guaranteed ones if it has ``surrender``, a method that
-        gives them all up when they are needed: it returns their ids, and must not call back.
+        One without a guarantee may share pages with guaranteed ones if it has ``surrender``, a method that gives up all
+        its pages when they are needed: it returns their ids, and must not call back.
         """
         lease = Lease(self, guaranteed)
 
@@ -103,14 +103,14 @@ class PageAllocator:
                          longest, 1.0 - longest / self._free if self._free else 0.0, self._scattered)
 
     def references(self, ids: np.ndarray) -> np.ndarray:
-        """How many leases hold each page, int32 (n,)."""
+        """Return how many leases hold each page, int32 (n,)."""
         with self._lock:
             self._collect()
             return self._references[ids]
 
     def uses(self, ids: np.ndarray) -> np.ndarray:
-        """How often each page has been given out, int64 (n,): as long as that is the same, it is held for the same
-        purpose, or free since."""
+        """Return how often each page has been allocated, int64 (n,): while that is unchanged, the page is still held for the
+        same purpose, or has become free."""
         with self._lock:
             return self._uses[ids]
 
@@ -162,8 +162,7 @@ class PageAllocator:
             self._end(lease)
 
     def _with_room(self, attempt: Callable[[], Result]) -> Result:
-        """The result of what may raise OutOfPages: once pages that are held ahead of their use have been given back, if it
-        takes that."""
+        """Call ``attempt``, which may raise OutOfPages, and retry while ``givers`` can release pages."""
         while True:
             try:
                 return attempt()
@@ -210,7 +209,7 @@ class PageAllocator:
 
     def _end(self, lease: Lease) -> None:
         self._guaranteed -= lease.guaranteed
-        self._promised -= lease.guaranteed  # it holds nothing any more
+        self._promised -= lease.guaranteed  # it no longer holds pages
         lease.guaranteed = 0
 
     def _find(self, count: int) -> np.ndarray:
@@ -231,7 +230,7 @@ class PageAllocator:
 
 
 class Lease:
-    """Pages that are held together; every id at most once."""
+    """Pages that are held together, each id at most once."""
 
     def __init__(self, allocator: PageAllocator, guaranteed: int):
         self._allocator = allocator
@@ -240,23 +239,23 @@ class Lease:
         self.held = 0
 
     def allocate(self, count: int) -> np.ndarray:
-        """Ids int64 (count,) of free pages: the first free run that is long enough, else scattered.
+        """Allocate pages and return their ids, int64 (count,): the first free run that is long enough, else scattered.
 
         Raises OutOfPages.
         """
         return self._allocator._allocate(self, count)
 
     def share(self, ids: np.ndarray) -> None:
-        """Hold pages that another lease holds too. Raises OutOfPages beyond what is guaranteed, if anything is."""
+        """Hold pages that another lease holds, too. Raises OutOfPages beyond the guarantee, if there is one."""
         self._allocator._share(self, ids)
 
     def share_unchanged(self, ids: np.ndarray, uses: np.ndarray) -> bool:
-        """As ``share``, if others still hold the pages for what they held them when they had been given out ``uses``
-        times (see PageAllocator.uses); return whether that is so."""
+        """As ``share``, if others still hold the pages for the same purpose as when their use counts were ``uses`` (see
+        PageAllocator.uses); return whether that is so."""
         return self._allocator._share_unchanged(self, ids, uses)
 
     def release(self, ids: np.ndarray) -> None:
-        """Give pages back; those without a reference left are free."""
+        """Release pages; those without remaining references become free."""
         self._allocator._release(self, ids)
 
     def close(self) -> None:
@@ -264,63 +263,64 @@ class Lease:
         self._allocator._close(self)
 
     def abandon(self, ids: np.ndarray) -> None:
-        """Release ``ids`` and close, from a finalizer: without a lock, and in effect with the next call."""
+        """Release ``ids`` and close, from a finalizer: takes no lock, and takes effect with the next call."""
         self._allocator._abandoned.append((self, ids))
 
 
 class Storage(Protocol):
-    """Keys and values of pages, one page id for all layers. Which ids are in use is the allocator's business.
+    """Keys and values of pages, one page id for all layers. The allocator tracks which ids are in use.
 
-    Keys and values that go in are (layers, heads, n, head_dim) for n tokens. Whole pages that come out are float32
+    Keys and values to write are (layers, heads, n, head_dim) for n tokens. Whole pages that are read are float32
     (n, layers, heads, page_tokens, head_dim).
     """
 
     pages: int
-    page_bytes: int  # of one page: keys and values of all layers
+    page_bytes: int  # bytes of one page: keys and values of all layers
     on_host: bool  # whether any thread may ``dump`` and ``load`` pages that are not being written; else only the engine's
 
     def write(self, ids: np.ndarray, places: np.ndarray, k: Any, v: Any) -> None:
         """Write n tokens of one slab, whose pages are ``ids`` (tiles,), at ``places`` (n,) of its ``token_index``."""
 
     def clear(self, ids: np.ndarray) -> None:
-        """Make pages zero, so that what is left unwritten in them is finite."""
+        """Set pages to zero, so that unwritten places in them are finite."""
 
     def copy(self, ids: np.ndarray, source: Storage, source_ids: np.ndarray) -> None:
-        """Copy whole pages from this or another storage; exactly, where both hold numbers in the same way."""
+        """Copy whole pages from this or another storage; exactly, if both have the same number format."""
 
     def copy_later(self, ids: np.ndarray, source: Storage, source_ids: np.ndarray) -> Callable[[], None]:
-        """Start to ``copy`` concurrently with the device's computation; the result makes what is computed next wait for it."""
+        """Start to ``copy`` concurrently with the device's computation; calling the result makes later computation wait for
+        it."""
 
     def read(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Keys and values of whole pages, as numbers."""
+        """Return keys and values of whole pages, dequantised."""
 
     def dump(self, ids: np.ndarray) -> dict[str, np.ndarray]:
-        """The bytes of whole pages as arrays of n pages each, which a file can hold."""
+        """Return the bytes of whole pages, for a file, as arrays of n pages each."""
 
     def forms(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-        """Shape and type of one page in each array of ``dump``, by its name; from any thread."""
+        """Return shape and type of one page in each array of ``dump``, by name; thread-safe."""
 
     def finite(self, name: str, array: np.ndarray) -> bool:
-        """Whether the numbers in an array of ``dump`` are finite; from any thread."""
+        """Return whether the numbers in an array of ``dump`` are finite; thread-safe."""
 
     def load(self, ids: np.ndarray, arrays: dict[str, np.ndarray]) -> None:
-        """Write back what ``dump`` gave."""
+        """Write back what ``dump`` returned."""
 
     def staged(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """What ``dump`` gave, in memory that the device copies from by itself; from any thread."""
+        """Return what ``dump`` returned, in memory that the device copies from asynchronously; thread-safe."""
 
     def load_later(self, ids: np.ndarray, arrays: dict[str, np.ndarray]) -> Callable[[], Callable[[], None]]:
-        """Prepare to ``load`` arrays that were ``staged``, after what the device has been given so far. In any thread, the
-        result starts that, concurrently with the device's computation, and what this returns waits for it; until then the
-        arrays must stay as they are, and the pages with who has them."""
+        """Prepare to ``load`` arrays that were ``staged``, after all work queued so far. Calling the result, in any thread,
+        starts the copy concurrently with the device's computation and returns a function that waits for it; until then the
+        arrays must not change, and the pages must stay with their holder."""
 
 
 class NumpyStorage:
-    """Pages in float32, each contiguous over all layers and heads, which makes writing one a plain copy.
+    """Pages in float32, each contiguous over all layers and heads, so that writing one is a plain copy.
 
-    One page more than ``pages`` is there, of zeros: ``null_page`` stands wherever a graph of fixed shape wants a page and
-    the session has none. All of the memory is committed at once: the system gives it out in parts of 2 MiB, and makes
-    them zero, which takes a tick that is the first to write there milliseconds.
+    There is one page more than ``pages``, of zeros: ``null_page`` is used wherever a graph of fixed shape needs a page and
+    the session has none. All memory is committed at the start: the system allocates and zeroes it in parts of 2 MiB, which
+    would cost the first tick to write there milliseconds.
     """
 
     on_host = True
@@ -332,11 +332,11 @@ class NumpyStorage:
         self.page_bytes = self.k[0].nbytes + self.v[0].nbytes
 
     def rows(self) -> tuple[np.ndarray, np.ndarray]:
-        """Keys and values, (rows, page_tokens, head_dim) each, one row for each page, layer and head; views."""
+        """Return views of keys and values, (rows, page_tokens, head_dim) each, one row for each page, layer and head."""
         return self.k.reshape(-1, *self.k.shape[3:]), self.v.reshape(-1, *self.v.shape[3:])
 
     def row_index(self, ids: np.ndarray) -> np.ndarray:
-        """Rows of pages, int64 (layers, heads, n)."""
+        """Return the rows of pages, int64 (layers, heads, n)."""
         layers, heads = self.k.shape[1:3]
         return ids * (layers * heads) + np.arange(layers * heads).reshape(layers, heads, 1)
 
@@ -383,7 +383,7 @@ class NumpyStorage:
 
 @dataclass(frozen=True)
 class PagePool:
-    """One tier of the cache; ``name`` is what statistics and files call it."""
+    """One tier of the cache; ``name`` identifies it in statistics and files."""
 
     name: str
     allocator: PageAllocator
@@ -395,5 +395,5 @@ class PagePool:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of the pages that are held by anyone."""
+        """Bytes of all pages that are held."""
         return self.allocator.usage().used * self.storage.page_bytes

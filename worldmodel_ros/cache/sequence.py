@@ -1,7 +1,7 @@
 """
-The cache of one session or branch: a table of slabs whose pages lie in pools that all sessions share.
+The cache of one session or branch: a table of slabs whose pages are in pools that all sessions share.
 
-What is added is staged first: written where no table looks, and made visible all at once.
+New frames are staged first: written to places that no table refers to, and then made visible atomically.
 """
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SLAB, VALID, OBSERVED, TIER, PAGES = range(5)
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """One row a slab, ascending; never changed, so that forks share it and its identity is its version.
+    """One row per slab, ascending; immutable, so that forks share it and its identity is its version.
 
     ``rows`` int64 (slabs, 4 + tiles): number of the slab (that of its first frame, divided by the frames of a slab),
     how many of its frames are written and how many of those were observed (the first ones, both), its tier, its pages.
@@ -57,34 +57,34 @@ class Table:
         return self.rows[:, PAGES:]
 
     def find(self, slab: int) -> np.ndarray | None:
-        """Row of a slab, if it is there."""
+        """Return the row of a slab, or None."""
         at = int(self.slabs.searchsorted(slab))
         return self.rows[at] if at < len(self.rows) and self.rows[at, SLAB] == slab else None
 
     def put(self, row: np.ndarray) -> Table:
-        """The table with a slab's row added, or replaced."""
+        """Return the table with a slab's row added or replaced."""
         at = int(self.slabs.searchsorted(row[SLAB]))
         behind = at + (at < len(self.rows) and self.rows[at, SLAB] == row[SLAB])
         return Table(np.concatenate([self.rows[:at], row[None], self.rows[behind:]]))
 
     def select(self, kept: np.ndarray) -> Table:
-        """The slabs where ``kept`` (slabs,) is true."""
+        """Return the table of the slabs where ``kept`` (slabs,) is true."""
         return Table(self.rows[kept])
 
 
 class SequenceCache:
-    """Frames by absolute number, in slabs; what is done costs the slabs that it touches, and nothing is ever moved.
+    """Frames by absolute number, in slabs; a change costs only the slabs that it touches, and no others are moved.
 
-    New slabs are written to the first of ``pools``. ``guaranteed_slabs``: so many slabs of each pool, or of the first
-    one, can always be held, staged ones included; 0 for a branch, which takes what is left and may lose it, unless it
-    is ``firm``. ``sinks``: the first slabs, which eviction spares; ``keyframes``: so many of the others stay, see
-    ``cache.keyframes``. Not safe for use from two threads at once; different sequences of the same pools are.
+    New slabs are written to the first of ``pools``. ``guaranteed_slabs``: how many slabs of each pool, or of the first one,
+    can always be held, including staged ones; 0 for a branch, which takes what is left and may lose it, unless it is
+    ``firm``. ``sinks``: how many first slabs are never evicted; ``keyframes``: how many of the others stay, see
+    ``cache.keyframes``. Not thread-safe, but different sequences of the same pools can be used concurrently.
     """
 
     def __init__(self, layout: TileLayout, pools: Sequence[PagePool], guaranteed_slabs: int | Sequence[int] = 0,
                  sinks: int = 0, firm: bool = False, keyframes: int = 0):
         self.layout, self.pools, self.sinks, self.keyframes = layout, tuple(pools), sinks, keyframes
-        self.heading = 0.0  # rad, of the robot at the newest frame, since the first one; a model may turn its keys by it
+        self.heading = 0.0  # rad, of the robot at the newest frame relative to the first; a model may turn its keys by it
         # x, y [m] and heading [rad] of the robot at the last frame of each slab, by number; only for keyframes.
         self.poses: dict[int, tuple[float, float, float]] = {}
         slabs = (guaranteed_slabs,) if isinstance(guaranteed_slabs, int) else tuple(guaranteed_slabs)
@@ -94,30 +94,30 @@ class SequenceCache:
 
     @property
     def table(self) -> Table:
-        """What is visible; a new object after every change. Raises as ``require_pages`` does."""
+        """The visible table; a new object after every change. Raises as ``require_pages``."""
         self.require_pages()
         return self._holding.table
 
     def require_pages(self) -> None:
-        """Raise OutOfPages in a branch that lost its pages to a session: what they held is no longer in them."""
+        """Raise OutOfPages in a branch that lost its pages, and so their content, to a session."""
         if self.lost:
             raise OutOfPages('the pages of this branch were needed by a session: branch again, or make the pool larger')
 
     def lease(self, tier: int) -> Lease:
-        """What this sequence holds of a pool."""
+        """Return this sequence's lease of a pool."""
         return self._holding.leases[tier]
 
     @property
     def lost(self) -> bool:
-        """Whether a session needed the pages of this branch."""
+        """Whether this branch lost its pages to a session."""
         return self._holding.lost
 
     def stage(self) -> Stage:
-        """A context to write frames in: visible when it ends, unless it ends with an exception."""
+        """Return a context for writing frames, which become visible when it ends without an exception."""
         return Stage(self)
 
     def fork(self) -> SequenceCache:
-        """A branch that has the same pages; a write to either copies the pages that it changes."""
+        """Return a branch with the same pages, copy-on-write."""
         branch = SequenceCache(self.layout, self.pools, sinks=self.sinks, keyframes=self.keyframes)
         for tier, lease in enumerate(branch._holding.leases):
             lease.share(pages_of(self.table, tier))
@@ -125,13 +125,13 @@ class SequenceCache:
         return branch
 
     def evict(self, before: int) -> None:
-        """Drop the slabs whose frames all come before the frame ``before``, but for the sinks and keyframes."""
+        """Drop the slabs whose frames all come before frame ``before``, except sinks and keyframes."""
         self._drop(~self.kept(self.table, before))
         if len(self.poses) > len(self.table):
             self.poses = {slab: self.poses[slab] for slab in self.table.slabs.tolist()}
 
     def kept(self, table: Table, before: int) -> np.ndarray:
-        """Which slabs of a table ``evict`` leaves there, bool."""
+        """Return which slabs of a table ``evict`` keeps, bool."""
         kept = (table.slabs + 1) * self.layout.frames > before
         behind = np.flatnonzero(~kept)
         kept[:self.sinks] = True
@@ -152,8 +152,8 @@ class SequenceCache:
             self.replace(Table(rows))
 
     def adopt(self, other: SequenceCache) -> None:
-        """Drop everything, and take over the pages of a sequence of the same pools, which is empty then. Raises
-        OutOfPages, and changes nothing, where they are more than this one is guaranteed."""
+        """Drop everything and take over the pages of a sequence of the same pools, which is then empty. Raises OutOfPages,
+        and changes nothing, if they exceed this sequence's guarantee."""
         table = other.table
         for tier in range(len(self.pools)):
             lease, count = self.lease(tier), len(pages_of(table, tier))
@@ -172,12 +172,12 @@ class SequenceCache:
         self.heading, self.poses = 0.0, {}
 
     def close(self) -> None:
-        """Drop everything and give up the guarantee; a sequence that is garbage does so by itself."""
+        """Drop everything and give up the guarantee; garbage collection does so, too."""
         if self._finalizer.detach():
             self._holding.abandon()
 
     def replace(self, table: Table) -> None:
-        """Make ``table`` the visible one. Its pages must be held, and those that it no longer has be released."""
+        """Make ``table`` visible. The caller must hold its pages, and release those that it no longer has."""
         self._holding.table = table
 
     def _drop(self, dropped: np.ndarray) -> None:
@@ -189,10 +189,10 @@ class SequenceCache:
 
 
 class Stage:
-    """A context; see ``SequenceCache.stage``.
+    """A context for writing frames; see ``SequenceCache.stage``.
 
-    A page that is visible is never overwritten: it may be shared, or the context may fail. Frames are written in place
-    only behind the last one of an unshared slab, where no table looks yet.
+    Visible frames are never overwritten: their pages may be shared, or the context may fail. Frames are written in place
+    only behind the last one of an unshared slab, which no table refers to yet.
     """
 
     def __init__(self, cache: SequenceCache):
@@ -218,7 +218,7 @@ class Stage:
 
     def write(self, first: int, k: Any, v: Any, observed: bool = True) -> None:
         """Write T successive frames from number ``first`` on: keys, rotated to absolute time, and values, (layers,
-        heads, T, tokens, head_dim) each. See ``claim`` for what is refused."""
+        heads, T, tokens, head_dim) each. Raises as ``claim``."""
         layout = self._cache.layout
         if k.shape != v.shape or k.ndim != 5 or k.shape[3] != layout.tokens:
             raise ValueError(f'keys {tuple(k.shape)} and values {tuple(v.shape)} must be '
@@ -233,11 +233,11 @@ class Stage:
             begin = end
 
     def claim(self, first: int, count: int, observed: bool = True) -> list[np.ndarray]:
-        """Pages for ``count`` successive frames, ids int64 (tiles,) for each slab that they touch, for a kernel that
-        writes them itself. What stays of a slab is in its pages already.
+        """Return pages for ``count`` successive frames, ids int64 (tiles,) for each slab that they touch, for a kernel that
+        writes them itself. The pages already contain the frames of a slab that stay.
 
         Observed frames replace predicted ones; predicted frames that follow them stay. Raises ValueError for a frame
-        that would leave a gap in its slab, or replace an observation by a prediction, and OutOfPages.
+        that would leave a gap in its slab, or replace an observation by a prediction; OutOfPages.
         """
         frames, end = self._cache.layout.frames, first + count
         if first < 0 or count < 1:
@@ -246,15 +246,15 @@ class Stage:
                 for slab in range(first // frames, -(-end // frames))]
 
     def places(self, first: int, count: int, observed: bool = True) -> tuple[np.ndarray, np.ndarray]:
-        """``claim``, as what the storage of unquantised pages takes in one write: ids int64 (m,) of the pages, slab by
-        slab, and the places in them, int64 (count * tokens,), of the tokens of each frame in turn."""
+        """``claim`` for a single write to a storage of unquantised pages: return page ids int64 (m,), slab by slab, and the
+        places in them, int64 (count * tokens,), of the tokens of each frame in turn."""
         layout, ids = self._cache.layout, self.claim(first, count, observed)
         slab, frame = np.divmod(first + np.arange(count), layout.frames)
         begin = (slab - slab[0]) * (layout.tiles * layout.page_tokens)
         return np.concatenate(ids), (layout.token_index[frame] + begin[:, None]).ravel()
 
     def _claim(self, slab: int, first: int, end: int, observed: bool) -> np.ndarray:
-        """Pages for the frames ``first`` to ``end``, numbered within it, of one slab."""
+        """Return pages for the frames ``first`` to ``end`` of one slab, numbered within the slab."""
         row = self._table.find(slab)
         valid, seen = (0, 0) if row is None else (int(row[VALID]), int(row[OBSERVED]))
         if first > (seen if observed else valid):
@@ -268,7 +268,7 @@ class Stage:
         return ids
 
     def _writable(self, slab: int, row: np.ndarray | None, first: int, end: int) -> np.ndarray:
-        """Pages in which the frames ``first`` to ``end`` of a slab may be written, with what is kept of it in them."""
+        """Return pages in which the frames ``first`` to ``end`` of a slab may be written, with its kept frames in them."""
         if slab in self._fresh:
             return self._fresh[slab]
         cache = self._cache
@@ -287,7 +287,7 @@ class Stage:
 
 
 class _Holding:
-    """What a sequence holds, apart from it: its finalizer must not keep it alive."""
+    """The table and leases of a sequence, in a separate object so that its finalizer does not keep the sequence alive."""
 
     def __init__(self, layout: TileLayout, pools: Sequence[PagePool], guaranteed_slabs: Sequence[int], firm: bool):
         self.table = Table.empty(layout.tiles)
@@ -298,7 +298,7 @@ class _Holding:
                 leases.append(pool.allocator.lease(slabs * layout.tiles) if slabs or firm else
                               pool.allocator.lease(surrender=self.surrender))
         except OutOfPages:
-            for lease in leases:  # or what the first pools promised would stay promised
+            for lease in leases:  # else the first pools' guarantees would remain
                 lease.close()
             raise
         self.leases = tuple(leases)
@@ -311,12 +311,12 @@ class _Holding:
         return ids
 
     def abandon(self) -> None:
-        """Lose all pages for good."""
+        """Release all pages and end the leases."""
         for tier, lease in enumerate(self.leases):
             lease.abandon(pages_of(self.table, tier))
         self.table = self.table.select(self.table.tiers < 0)
 
 
 def pages_of(table: Table, tier: int) -> np.ndarray:
-    """Ids of all pages of a table that lie in one tier, int64 (n,)."""
+    """Return the ids of all pages of a table that are in one tier, int64 (n,)."""
     return table.pages[table.rows[:, TIER] == tier].ravel()

@@ -1,4 +1,4 @@
-"""Which slabs are in the pages of an engine already, by their content, so that sessions can share them."""
+"""An index, by content, of the slabs in an engine's pages, so that sessions can share them."""
 from __future__ import annotations
 
 import threading
@@ -9,25 +9,25 @@ import numpy as np
 
 from .sequence import SequenceCache
 
-KEPT = 4096  # slabs that are known
+KEPT = 4096  # most slabs in the index
 
 
 class SlabIndex:
-    """Contents of complete slabs -> the pages that hold them. From any thread.
+    """Maps contents of complete slabs to the pages that hold them. Thread-safe.
 
-    It holds no pages: those of a slab that no sequence has any more are free, and the slab is found no more. That what
-    it finds still is what it was rests on two facts: a complete slab is never written again (a sequence that changes it
-    copies it first), and pages that were given out again are told by ``PageAllocator.uses``.
+    It holds no pages: those of a slab that no sequence has are free, and the slab is no longer found. What it finds is
+    unchanged for two reasons: a complete slab is never written again (a sequence that changes it copies it first), and
+    ``PageAllocator.uses`` reveals pages that were allocated again.
     """
 
     def __init__(self) -> None:
         self._places: OrderedDict[Hashable, tuple[int, np.ndarray, np.ndarray]] = OrderedDict()
         self._lock = threading.Lock()
-        self.shared = 0  # slabs that were found
+        self.shared = 0  # slabs found so far
 
     def add(self, content: Hashable, tier: int, ids: np.ndarray, uses: np.ndarray) -> None:
-        """Say that pages ``ids`` (tiles,) of a tier, when they had been given out ``uses`` (tiles,) times, hold a
-        complete slab of this content."""
+        """Record that pages ``ids`` (tiles,) of a tier, with use counts ``uses`` (tiles,), hold a complete slab of this
+        content."""
         with self._lock:
             self._places[content] = tier, ids, uses
             self._places.move_to_end(content)
@@ -35,8 +35,8 @@ class SlabIndex:
                 self._places.popitem(last=False)
 
     def share(self, content: Hashable, cache: SequenceCache, tier: int) -> np.ndarray | None:
-        """Have a sequence hold the pages of a slab of this content, too: their ids (tiles,); None where none does.
-        Raises OutOfPages beyond what the sequence is guaranteed."""
+        """Let a sequence hold the pages of a slab of this content, too; return their ids (tiles,), or None if there is none.
+        Raises OutOfPages beyond the sequence's guarantee."""
         with self._lock:
             place = self._places.get(content)
         if place is None or place[0] != tier:

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from .pool import PagePool
     from .sequence import SequenceCache
 
-PIECE = 2**20  # bytes of pages, about, that are copied at a time: less than a millisecond
+PIECE = 2**20  # approximate bytes of pages that are copied at a time, in less than a millisecond
 
 
 def save(cache: SequenceCache) -> dict[str, np.ndarray]:
-    """``slabs`` int64 (n, 4), the table without its pages, and what is in the pages of each pool, by its name."""
+    """Return ``slabs`` int64 (n, 4), the table without its pages, and the content of the pages of each pool, by its name."""
     copy = Copy(cache)
     for _ in copy.pieces():
         pass
@@ -26,7 +26,7 @@ def save(cache: SequenceCache) -> dict[str, np.ndarray]:
 
 
 def restore(cache: SequenceCache, arrays: dict[str, np.ndarray]) -> None:
-    """Replace what a sequence holds by what ``save`` gave; pages get new ids.
+    """Replace a sequence's content by what ``save`` returned; pages get new ids.
 
     Raises ValueError, and changes nothing, for arrays that do not fit; OutOfPages for a branch whose pool is full,
     which leaves it empty.
@@ -38,7 +38,7 @@ def restore(cache: SequenceCache, arrays: dict[str, np.ndarray]) -> None:
 
 
 class Copy:
-    """What is in a sequence, copied into ``arrays`` (see ``save``) by and by.
+    """Copies the content of a sequence incrementally into ``arrays`` (see ``save``).
 
     Made from a fork, whose pages are no longer written; it may be used in another thread than the sequence if its
     storages are ``on_host``.
@@ -52,18 +52,18 @@ class Copy:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arrays once all is there."""
+        """Bytes of the complete arrays."""
         return self.arrays['slabs'].nbytes + sum(
             len(ids) * _page_bytes(pool) for pool, ids in self._parts)
 
     def pieces(self) -> Iterator[None]:
-        """Copy about PIECE bytes with every ``next``; raise OutOfPages where a branch has lost its pages."""
+        """Copy about PIECE bytes per ``next``; raise OutOfPages if a branch has lost its pages."""
         for pool, ids in self._parts:
             whole = {f'{pool.name}.{name}': np.empty((len(ids), *shape), dtype)
                      for name, (shape, dtype) in pool.storage.forms().items()}
             for first, last in _runs(pool, len(ids)):
                 part = pool.storage.dump(ids[first:last])
-                self._cache.require_pages()  # else another sequence may have written there meanwhile
+                self._cache.require_pages()  # else another sequence may have written to the pages meanwhile
                 for name, array in part.items():
                     whole[f'{pool.name}.{name}'][first:last] = array
                 yield
@@ -71,21 +71,21 @@ class Copy:
 
 
 def forms(pools: tuple[PagePool, ...], counts: list[int]) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-    """Shape and type of the arrays of ``save`` with so many pages of each pool, but for the slabs."""
+    """Return shape and type of the arrays of ``save``, except ``slabs``, with ``counts`` pages of each pool."""
     return {f'{pool.name}.{name}': ((count, *shape), dtype) for pool, count in zip(pools, counts) if count
             for name, (shape, dtype) in pool.storage.forms().items()}
 
 
 class Shape(Protocol):
-    """What all sequences of the same pools have in common."""
+    """Properties shared by all sequences of the same pools."""
 
     layout: TileLayout
     pools: tuple[PagePool, ...]
 
 
 def check(shape: Shape, arrays: dict[str, np.ndarray], rooms: list[int]) -> None:
-    """Raise ValueError for arrays that a sequence of such a shape cannot hold: of other shapes or types, or of more
-    than ``rooms`` slabs of each pool (0: any number)."""
+    """Raise ValueError for arrays that a sequence of this shape cannot hold: of other shapes or types, or of more than
+    ``rooms`` slabs of each pool (0: any number)."""
     slabs = check_slabs(shape, arrays.get('slabs'), rooms)
     counts = [int((slabs[:, TIER] == tier).sum()) * shape.layout.tiles for tier in range(len(shape.pools))]
     expected = forms(shape.pools, counts)
@@ -95,7 +95,7 @@ def check(shape: Shape, arrays: dict[str, np.ndarray], rooms: list[int]) -> None
 
 
 def require_finite(pools: tuple[PagePool, ...], arrays: dict[str, np.ndarray]) -> None:
-    """Raise ValueError where pages in arrays that ``check`` let pass hold numbers that are not finite."""
+    """Raise ValueError if pages in arrays that passed ``check`` contain numbers that are not finite."""
     for pool in pools:
         for name in pool.storage.forms():
             array = arrays.get(f'{pool.name}.{name}', ())
@@ -104,8 +104,8 @@ def require_finite(pools: tuple[PagePool, ...], arrays: dict[str, np.ndarray]) -
 
 
 def fill(cache: SequenceCache, arrays: dict[str, np.ndarray]) -> Iterator[None]:
-    """Write arrays that ``check`` let pass into an empty sequence, about PIECE bytes with every ``next``. Raises
-    OutOfPages, which leaves it empty."""
+    """Write arrays that passed ``check`` into an empty sequence, about PIECE bytes per ``next``. Raises OutOfPages, which
+    leaves it empty."""
     table = cache.table
     try:
         for slab in arrays['slabs']:
@@ -123,14 +123,14 @@ def fill(cache: SequenceCache, arrays: dict[str, np.ndarray]) -> Iterator[None]:
 
 
 def check_slabs(shape: Shape, slabs: np.ndarray | None, rooms: list[int]) -> np.ndarray:
-    """The table of a sequence without its pages; raises ValueError for what is none, or has more than ``rooms`` slabs
-    of a pool (0: any number)."""
+    """Return the table of a sequence without its pages; raise ValueError if it is invalid, or has more than ``rooms`` slabs of
+    a pool (0: any number)."""
     if slabs is None or slabs.ndim != 2 or slabs.shape[1] != PAGES or slabs.dtype != np.int64:
         raise ValueError('the table of slabs is missing, or not int64 (n, 4)')
     number, valid, observed, tier = (slabs[:, column] for column in (SLAB, VALID, OBSERVED, TIER))
     bounds = (0 <= number) & (0 <= observed) & (observed <= valid) & (1 <= valid) & (valid <= shape.layout.frames) \
         & (0 <= tier) & (tier < len(shape.pools))
-    if not bounds.all() or (number[1:] <= number[:-1]).any():  # no difference: it might not fit int64
+    if not bounds.all() or (number[1:] <= number[:-1]).any():  # compared, as a difference might overflow int64
         raise ValueError('the table of slabs is damaged')
     for index, room in enumerate(rooms):
         if room and (tier == index).sum() > room:
@@ -139,7 +139,7 @@ def check_slabs(shape: Shape, slabs: np.ndarray | None, rooms: list[int]) -> np.
 
 
 def _runs(pool: PagePool, count: int) -> Iterator[tuple[int, int]]:
-    """Where pieces of ``count`` pages begin and end."""
+    """Yield where pieces of ``count`` pages begin and end."""
     step = max(1, PIECE // _page_bytes(pool))
     return ((first, min(first + step, count)) for first in range(0, count, step))
 

@@ -1,4 +1,4 @@
-"""Where slabs of what age lie: in full on the device, in fewer bits, in the host's memory."""
+"""Tiers of slabs by age: at full precision on the device, in fewer bits, in host memory."""
 from __future__ import annotations
 
 import weakref
@@ -27,14 +27,14 @@ class TierPolicy:
 
     @classmethod
     def by_window(cls, frames: int) -> TierPolicy:
-        """The proposal for a window of so many frames and two tiers, FP8 and FP4: the newest quarter stays in FP8. On the
-        trained model, FP4 for the newest frames is what costs quality (benchmarks/tier_quality.py, docs/cache.md)."""
+        """Return the default for a window of ``frames`` frames and two tiers, FP8 and FP4: the newest quarter stays in FP8. On
+        the trained model, FP4 costs quality in the newest frames (benchmarks/tier_quality.py, docs/cache.md)."""
         return cls((max(1, frames // 4),))
 
     def apply(self, cache: SequenceCache, newest: int) -> int:
-        """Move the slabs that have come of age by the frame ``newest``; return how many moved.
+        """Move the slabs that are old enough at frame ``newest``; return how many moved.
 
-        Raises OutOfPages, after which those that were not moved lie where they did.
+        Raises OutOfPages, after which the slabs not moved yet are where they were.
         """
         if len(self.ages) >= len(cache.pools):
             raise ValueError(f'{len(cache.pools)} tiers have {len(cache.pools) - 1} ages between them, '
@@ -60,10 +60,10 @@ def move(cache: SequenceCache, slab: int, tier: int) -> None:
 
 
 class Prefetch:
-    """Brings slabs of a sequence to the tier ``target`` while the device computes.
+    """Copies slabs of a sequence to the tier ``target`` while the device computes.
 
-    A slab that was begun in time is there when it is needed. Its pages are held on both sides meanwhile, by leases of
-    the prefetch's own; what changes in the sequence before it is needed is copied again.
+    A slab that was begun in time is there when it is needed. Meanwhile the prefetch's own leases hold its pages in both
+    tiers; a slab that changes before it is needed is copied again.
     """
 
     def __init__(self, cache: SequenceCache, target: int = 0):
@@ -71,14 +71,14 @@ class Prefetch:
         self._coming: dict[int, _Transfer] = {}
 
     def begin(self, slab: int) -> None:
-        """Start to copy a slab, unless it is there or on its way. Raises KeyError for one that is not in the
-        sequence, and OutOfPages."""
+        """Start copying a slab, unless it is there or on its way. Raises KeyError for one that is not in the sequence, and
+        OutOfPages."""
         row = _row(self._cache, slab)
         if row[TIER] != self._target and slab not in self._coming:
             self._coming[slab] = _Transfer(self._cache, row, self._target)
 
     def need(self, slabs: Iterable[int]) -> int:
-        """Make slabs available to what is computed next; return how many had not been begun. Raises as ``begin``."""
+        """Make slabs available to the next computation; return how many had not been begun. Raises as ``begin``."""
         late = 0
         for slab in slabs:
             row = _row(self._cache, slab)
@@ -94,12 +94,12 @@ class Prefetch:
         return late
 
     def cancel(self) -> None:
-        """Give up what is on its way."""
+        """Discard the slabs that are on their way."""
         self._coming.clear()
 
 
 class _Transfer:
-    """A slab on its way: ``row`` is where it was, ``ids`` where it goes."""
+    """A slab that is being copied from ``row`` to ``ids``."""
 
     def __init__(self, cache: SequenceCache, row: np.ndarray, target: int):
         source, into = cache.pools[row[TIER]], cache.pools[target]
@@ -125,7 +125,7 @@ def _row(cache: SequenceCache, slab: int) -> np.ndarray:
 
 
 def _put(cache: SequenceCache, row: np.ndarray, tier: int, ids: np.ndarray) -> None:
-    """Let a slab lie in other pages, and release those of ``row``."""
+    """Put a slab in other pages, and release those of ``row``."""
     moved = np.concatenate([row[:PAGES], ids])
     moved[TIER] = tier
     cache.replace(cache.table.put(moved))

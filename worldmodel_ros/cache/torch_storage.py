@@ -19,9 +19,9 @@ from .pool import Storage
 class TorchStorage:
     """A ``Storage`` whose pages are a ``kernels.pages.Pool`` for each layer.
 
-    FP8 and FP4 pages have scales that span them, so a slab is written to them as a whole. ``pinned`` pages lie in host
+    FP8 and FP4 pages have scales that span the page, so a slab is written to them as a whole. ``pinned`` pages are in host
     memory that a GPU copies from and to while it computes. As in ``NumpyStorage``, there is a ``null_page`` of zeros.
-    ``scratch`` more pages, with the ids ``scratch``, belong to no sequence: a pass that commits nothing writes there.
+    ``scratch`` additional pages, with the ids ``scratch``, belong to no sequence: a pass that commits nothing writes there.
     """
 
     def __init__(self, layout: TileLayout, layers: int, heads: int, head_dim: int, pages: int, precision: Precision,
@@ -32,7 +32,7 @@ class TorchStorage:
         self.precision, self.device = precision, torch.device(device)
         self._layout, self._layers = layout, layers
         if precision is Precision.FP32:
-            # What reads these gathers them, and does not ask for the shapes of tensor cores.
+            # Readers gather these pages, and do not need the shapes of tensor cores.
             shape = (2, layers, there, heads, layout.page_tokens, head_dim)
             self.pool = Pool(precision, *torch.zeros(shape, device=device))
         else:
@@ -41,11 +41,11 @@ class TorchStorage:
             self.pool = Pool(precision, **{name: t.pin_memory() for name, t in self.pool.tensors().items()})
         self.page_bytes = self.pool.nbytes // there
         self.on_host = self.device.type == 'cpu' and not pinned
-        # Two: what a tick waits for does not queue behind a session that comes.
+        # Two streams, so that copies that a tick waits for do not queue behind an arriving session.
         self._side, self._coming = (torch.cuda.Stream(self.device) if self.device.type == 'cuda' else None for _ in range(2))
 
     def layer(self, index: int) -> Pool:
-        """One layer's pages, for the attention; views."""
+        """Return views of one layer's pages, for the attention."""
         return self.pool.layer(index)
 
     def rows(self) -> tuple[Tensor, Tensor]:
@@ -53,19 +53,19 @@ class TorchStorage:
         return self.pool.k.flatten(0, 2), self.pool.v.flatten(0, 2)
 
     def row_index(self, ids: np.ndarray) -> np.ndarray:
-        """Rows of pages, int64 (layers, heads, n)."""
+        """Return the rows of pages, int64 (layers, heads, n)."""
         heads = self.pool.heads
         first = np.arange(self._layers)[:, None, None] * self._there + ids
         return first * heads + np.arange(heads)[:, None]
 
     def device_rows(self, pages: Tensor) -> Tensor:
-        """Rows of pages (B, n) on the device, int64 (layers, B, heads, n)."""
+        """Return the rows of pages (B, n) on the device, int64 (layers, B, heads, n)."""
         heads = torch.arange(self.pool.heads, device=self.device)[:, None]
         first = torch.arange(self._layers, device=self.device)[:, None, None, None] * self._there
         return (first + pages[:, None]) * self.pool.heads + heads
 
     def tokens(self, ids: np.ndarray, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Page and offset in it, int64 (n,) each, of ``places`` (see Stage.places), which may lie in many slabs."""
+        """Return page and offset in it, int64 (n,) each, of ``places`` (see Stage.places), which may be in many slabs."""
         tile, offset = np.divmod(places, self._layout.page_tokens)
         return ids[tile], offset
 
@@ -114,7 +114,7 @@ class TorchStorage:
         if self._side is None:
             self.copy(ids, source, source_ids)
             return lambda: None
-        # After all that was queued before: the pages may still be read for whom they belonged to.
+        # After all queued work, which may still read the pages for their previous owner.
         self._side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._side):
             self.copy(ids, source, source_ids)
@@ -147,9 +147,9 @@ class TorchStorage:
         values = _tensor(array).view(dtype)
         if not dtype.is_floating_point or not values.numel():
             return True
-        if dtype is torch.float8_e4m3fn:  # has no infinity, and NaN where all bits but the sign are set
+        if dtype is torch.float8_e4m3fn:  # has no infinity, and NaN has all bits but the sign set
             return int((values.view(torch.uint8) & 0x7f).amax()) < 0x7f
-        # Both are NaN where any number is; 30 times as fast as to look at each.
+        # Both bounds are NaN if any number is; 30 times as fast as checking each.
         return all(math.isfinite(bound) for bound in values.aminmax())
 
     def load(self, ids: np.ndarray, arrays: dict[str, np.ndarray]) -> None:
@@ -168,7 +168,7 @@ class TorchStorage:
         return {name: _pinned(_tensor(array)).numpy() for name, array in arrays.items()}
 
     def load_later(self, ids: np.ndarray, arrays: dict[str, np.ndarray]) -> Callable[[], Callable[[], None]]:
-        # After all that was queued before: the pages may still be read for whom they belonged to.
+        # After all queued work, which may still read the pages for their previous owner.
         queued = torch.cuda.current_stream(self.device).record_event() if self._coming else None
 
         def start() -> Callable[[], None]:
@@ -187,7 +187,7 @@ class TorchStorage:
             for name, tensor in ours.items():
                 _words(tensor)[:, self._index(ids)] = _words(theirs[name])[:, self._index(source_ids)]
             return
-        # Between host and device only contiguous blocks are copied without a detour: runs of pages, layer by layer.
+        # Between host and device only contiguous blocks are copied directly: runs of pages, layer by layer.
         for begin, end in _runs(ids, source_ids):
             to, of = slice(ids[begin], ids[end - 1] + 1), slice(source_ids[begin], source_ids[end - 1] + 1)
             for name, tensor in ours.items():
@@ -196,7 +196,7 @@ class TorchStorage:
 
     def _index(self, ids: np.ndarray) -> Tensor:
         index = torch.from_numpy(np.ascontiguousarray(ids, np.int64))
-        # From pinned memory, so that the host does not wait for all that the device has to do before.
+        # From pinned memory, so that the host does not wait for the device's queued work.
         return index.pin_memory().to(self.device, non_blocking=True) if self.device.type == 'cuda' else index
 
     def _settle(self) -> None:
@@ -206,16 +206,16 @@ class TorchStorage:
 
 
 def kernel_lists(lists: PageLists, device: torch.device | str) -> TileLists:
-    """Lists of pages as the kernels take them."""
+    """Convert lists of pages to the kernels' format."""
     def tensor(array: np.ndarray) -> Tensor:
-        # Never empty: a kernel is given a valid address even where it reads nothing.
+        # Never empty, as a kernel needs a valid address even where it reads nothing.
         return torch.from_numpy(array if array.size else np.zeros(1, np.int32)).to(device, non_blocking=True)
     return TileLists(*map(tensor, (lists.starts, lists.pages, lists.lengths, lists.full)))
 
 
 def _on_host(tensor: Tensor) -> Tensor:
-    """A tensor's copy in the host's memory, once it is there: in pinned memory, if there is any, which is several times as
-    fast as to ordinary memory."""
+    """Copy a tensor to host memory and wait for it; to pinned memory, if there is any, which is several times as fast as
+    ordinary memory."""
     if not tensor.is_cuda:
         return tensor
     try:
@@ -228,7 +228,7 @@ def _on_host(tensor: Tensor) -> Tensor:
 
 
 def _pinned(tensor: Tensor) -> Tensor:
-    """A tensor of the host's in pinned memory; as it is, where it is there or the driver has none left."""
+    """Return a host tensor in pinned memory; unchanged if it is there already or the driver has none left."""
     try:
         return tensor if tensor.is_pinned() else tensor.pin_memory()
     except RuntimeError:
@@ -236,28 +236,28 @@ def _pinned(tensor: Tensor) -> Tensor:
 
 
 def _tensor(array: np.ndarray) -> Tensor:
-    """An array, as a tensor that is only read: of what a store gives, too, which nothing may write to."""
+    """Return an array as a tensor, which must only be read: a store's arrays are read-only."""
     return torch.from_numpy(array if array.flags.writeable else np.asarray(_Unprotected(array)))
 
 
 class _Unprotected:
-    """The memory of an array, for who promises not to write to it."""
+    """The memory of an array, for users that do not write to it."""
 
     def __init__(self, array: np.ndarray):
         address, _ = array.__array_interface__['data']
         self.__array_interface__ = {**array.__array_interface__, 'data': (address, False)}
-        self._array = array  # whose memory it is
+        self._array = array  # keeps the memory alive
 
 
 def _words(tensor: Tensor) -> Tensor:
-    """A tensor's bytes, in integers as wide as its last dimension allows: indexing copies one after the other."""
+    """View a tensor's bytes as integers as wide as its last dimension allows, since indexing copies them one by one."""
     nbytes = tensor.shape[-1] * tensor.element_size()
     return tensor.view(next(dtype for dtype in (torch.int64, torch.int32, torch.int16, torch.uint8)
                             if nbytes % dtype.itemsize == 0))
 
 
 def _runs(ids: np.ndarray, source_ids: np.ndarray) -> list[tuple[int, int]]:
-    """Positions, from and to, between which both sides are successive pages."""
+    """Return the positions, from and to, between which both sides are successive pages."""
     breaks = np.flatnonzero((np.diff(ids) != 1) | (np.diff(source_ids) != 1)) + 1
     edges = [0, *breaks.tolist(), len(ids)]
     return list(zip(edges, edges[1:]))

@@ -1,5 +1,5 @@
 """
-Where slabs lie that are on no device: in the host's memory, on a disk, in an object store.
+Stores of slabs outside devices: in host memory, on a disk, in an object store.
 
-What a slab is made of, and which slabs are a session, is decided in ``engine.session_store``.
+``engine.session_store`` decides what a slab contains and which slabs make a session.
 """

@@ -1,4 +1,4 @@
-"""Arrays as one blob whose SHA-256 is its name: what is read is what was written, or it is refused."""
+"""Arrays as one blob that is named by its SHA-256: damaged blobs are refused."""
 from __future__ import annotations
 
 import hashlib
@@ -12,17 +12,17 @@ import numpy as np
 from .protocol import Blob, StoreError
 
 _MAGIC = b'WMSLAB1\n'
-_ALIGNMENT = 64       # bytes, of the arrays
+_ALIGNMENT = 64       # bytes, alignment of the arrays
 _MAX_HEADER = 2**16   # bytes
 _TYPES = {name: np.dtype(name) for name in ('<f4', '<f8', '<i8', '|u1')}
 
 
 class Corrupt(StoreError):
-    """A blob that is not what its name says."""
+    """A blob whose content does not match its name."""
 
 
 def encode(about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> tuple[list[Blob], str]:
-    """Parts of a blob, which refer to the arrays, and its digest in hex. ``about``: JSON values."""
+    """Return the parts of a blob, which refer to the arrays' memory, and its digest in hex. ``about``: JSON values."""
     contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     forms = [[name, array.dtype.str, array.shape] for name, array in contiguous.items()]
     text = json.dumps({'about': about, 'arrays': forms}, sort_keys=True).encode()
@@ -34,7 +34,7 @@ def encode(about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> tuple[
 
 
 def digest(*parts: Blob) -> str:
-    """SHA-256 in hex."""
+    """Return the SHA-256 of the parts in hex."""
     hashed = hashlib.sha256()
     for part in parts:
         hashed.update(part)
@@ -42,27 +42,27 @@ def digest(*parts: Blob) -> str:
 
 
 class Intact:
-    """Blobs in this process's memory that are known to have their digest. Blobs are told apart by where they are, not by what
-    they hold: one that is read again, into other memory, is not known. From any thread."""
+    """Blobs in this process's memory that are known to have their digest. Blobs are identified by object, not by content: one
+    that is read again, into other memory, is not known. Thread-safe."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[weakref.ref[memoryview], str]] = {}
 
     def add(self, blob: memoryview, digest: str) -> None:
-        """A blob has a digest. Does nothing for one that may be written to."""
+        """Record that a blob has a digest. Does nothing for a writable blob."""
         if blob.readonly:
             key = id(blob)
             self._known[key] = weakref.ref(blob, lambda _: self._known.pop(key, None)), digest
 
     def has(self, blob: memoryview, digest: str) -> bool:
-        """Whether a blob is known to have a digest."""
+        """Return whether a blob is known to have a digest."""
         reference, known = self._known.get(id(blob), (lambda: None, ''))
         return reference() is blob and known == digest
 
 
 def decode(blob: memoryview, name: str, expected: str, intact: bool = False) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """What ``encode`` was given; the arrays are views of the blob. ``name``: for errors. ``intact``: the digest is known to be
-    right. Raises Corrupt for a blob that has not the ``expected`` digest, or is none."""
+    """Return what ``encode`` was given; the arrays are views of the blob. ``name``: for errors. ``intact``: the digest is known
+    to be right. Raises Corrupt for an invalid blob, or one without the ``expected`` digest."""
     if not intact and digest(blob) != expected:
         raise Corrupt(f'{name} is damaged: its SHA-256 is not the one that it was stored with')
     try:

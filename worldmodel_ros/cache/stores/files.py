@@ -13,19 +13,19 @@ from pathlib import Path
 
 from .protocol import AlreadyStored, Blob, NotStored, StoreError, Threads, check_key
 
-_PARTS = '.parts'    # in the folder: files on their way; no key begins with a dot
-_ABANDONED = 600.0   # s, after which such a file is that of a process which is gone
+_PARTS = '.parts'    # subfolder of unfinished files; no key begins with a dot
+_ABANDONED = 600.0   # s, after which the writer of such a file is taken to be gone
 
 
 class FileStore:
-    """A ``SlabStore`` in a folder of this user's, which any number of processes may share.
+    """A ``SlabStore`` in a folder of this user, which any number of processes may share.
 
-    A blob is written next to its place and renamed. ``durable``: it is also flushed to the disk before its promise is
-    kept, and so is its folder; for a folder in memory (tmpfs) that is of no use.
+    A blob is written to a temporary file and renamed. ``durable``: it is also flushed to the disk before its promise is
+    fulfilled, and so is its folder; useless for a folder in memory (tmpfs).
     """
 
     def __init__(self, path: Path, durable: bool = True, threads: int = 4):
-        """Raise StoreError where the folder cannot be made."""
+        """Raise StoreError if the folder cannot be made."""
         self.path, self._durable = Path(path), durable
         self._parts = self.path / _PARTS
         try:
@@ -71,7 +71,7 @@ class FileStore:
         self._threads.close()
 
     def _put(self, key: str, parts: Sequence[Blob], create: bool) -> list[Path]:
-        """Returns the folders that have changed."""
+        """Write a blob; return the folders that have changed."""
         place, part = self.path / key, self._parts / uuid.uuid4().hex
         if create and place.exists():
             raise AlreadyStored(f'{key} is there already')
@@ -91,7 +91,7 @@ class FileStore:
                 os.unlink(part)
 
     def _move(self, part: Path, place: Path, create: bool) -> list[Path]:
-        for _ in range(100):  # a folder that has become empty may be removed meanwhile
+        for _ in range(100):  # an empty folder may be removed concurrently
             above = place.parent
             made = [above]
             while not above.exists() and above != self.path:
@@ -133,7 +133,7 @@ class FileStore:
                 os.unlink(place)
         except OSError as error:
             raise StoreError(f'{key} cannot be deleted: {error}') from error
-        with suppress(OSError):  # one that is not empty stays
+        with suppress(OSError):  # a folder that is not empty stays
             while place.parent != self.path:
                 place = place.parent
                 os.rmdir(place)
@@ -161,7 +161,7 @@ class FileStore:
 
 
 def in_memory(path: Path) -> bool:
-    """Whether a folder, which may not be there yet, is in the machine's memory (tmpfs), where flushing is of no use."""
+    """Return whether a folder, which need not exist yet, is in memory (tmpfs), where flushing is useless."""
     path = Path(path).absolute()
     while not path.exists():
         path = path.parent
@@ -187,7 +187,7 @@ def _sync(folder: Path) -> None:
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
-        return  # it became empty, and was removed
+        return  # it became empty and was removed
     try:
         os.fsync(descriptor)
     finally:

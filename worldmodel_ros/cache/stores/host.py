@@ -15,20 +15,20 @@ from .protocol import AlreadyStored, Blob, NotStored, check_key, joined
 Result = TypeVar('Result')
 
 _PART = 2**30  # bytes that are page-locked at a time
-_STEP = 4096   # bytes, of what is given out
+_STEP = 4096   # bytes, granularity of allocations
 
 
 class PinnedMemory:
     """
-    Page-locked memory of the host, which a GPU copies from and to by itself. Call it for some; it takes that back when nothing
-    refers to it. From any thread.
+    Page-locked host memory, which a GPU copies from and to asynchronously. Call it to allocate some, which is freed when
+    nothing refers to it. Thread-safe.
 
-    All of it is locked at once: that takes the driver 20 ms for a slab of 16 MiB, and ticks were late meanwhile. Where it is
-    full, or the driver has none, ordinary memory is given.
+    All of it is locked at the start, as locking takes the driver 20 ms for a slab of 16 MiB, which made ticks late. When it is
+    full, or the driver has none, ordinary memory is returned.
     """
 
     def __init__(self, nbytes: int) -> None:
-        """``nbytes``: at most; PyTorch rounds each part up to a power of two."""
+        """``nbytes``: to page-lock at most; PyTorch rounds each part up to a power of two."""
         import torch
         self._parts: list[np.ndarray] = []
         try:
@@ -38,7 +38,7 @@ class PinnedMemory:
         except RuntimeError:  # no GPU, or the driver has none left
             pass
         self._free = [(part, 0, len(array)) for part, array in enumerate(self._parts)]  # from, to; in order
-        self._returned: deque[tuple[int, int, int]] = deque()  # by finalizers, which may strike while this thread has the lock
+        self._returned: deque[tuple[int, int, int]] = deque()  # by finalizers, which may run while this thread has the lock
         self._lock = threading.Lock()
 
     @property
@@ -74,12 +74,12 @@ class PinnedMemory:
 
 
 class HostStore:
-    """A ``SlabStore`` that is as fast as a copy, and ends with the process. A put copies in the calling thread; a get
-    copies nothing: what it gives is the store's own, and read-only."""
+    """A ``SlabStore`` in memory, which ends with the process. A put copies in the calling thread; a get copies nothing: it
+    returns the store's own memory, read-only."""
 
     def __init__(self, allocate: Callable[[int], memoryview] | None = None) -> None:
-        """``allocate``: gives memory for a blob of so many bytes, which it takes back when nothing refers to it, such as
-        ``PinnedMemory``; None: the interpreter's."""
+        """``allocate`` returns memory for a blob of the given size in bytes, and frees it when nothing refers to it, such as
+        ``PinnedMemory``; None: the interpreter's memory."""
         self._allocate = allocate
         self._blobs: dict[str, memoryview] = {}
         self._lock = threading.Lock()

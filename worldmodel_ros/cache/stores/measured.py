@@ -1,4 +1,4 @@
-"""How fast a store has been, and so how long it will take."""
+"""Predicts how long a store will take from its measured times."""
 from __future__ import annotations
 
 import threading
@@ -11,23 +11,23 @@ import numpy as np
 
 from .protocol import Blob, SlabStore
 
-KEPT = 200           # batches that are remembered
-FEWEST = 5           # before which nothing is predicted
+KEPT = 200           # batches whose times are kept
+FEWEST = 5           # batches needed for a prediction
 QUANTILE = 0.99
-_SMALL = 64 * 1024   # bytes of a batch, up to which it tells the latency; a larger one tells the bandwidth
+_SMALL = 64 * 1024   # bytes of a batch: up to this it measures latency, beyond it bandwidth
 
 
 class MeasuredStore:
-    """A ``SlabStore`` that measures how long reading from another takes."""
+    """A ``SlabStore`` that measures how long reading from another store takes."""
 
     def __init__(self, store: SlabStore):
         self._store, self._lock = store, threading.Lock()
         self._latencies: deque[float] = deque(maxlen=KEPT)  # s, of small batches
-        self._rates: deque[float] = deque(maxlen=KEPT)      # s a byte, of larger ones
+        self._rates: deque[float] = deque(maxlen=KEPT)      # s per byte, of larger ones
 
     def predicted(self, nbytes: int) -> float | None:
-        """Seconds that reading a batch of so many bytes takes, by a high quantile of those measured; None: too few
-        have been."""
+        """Return how long reading a batch of ``nbytes`` takes [s], by a high quantile of measured batches; None if there are
+        too few."""
         with self._lock:
             if len(self._rates) < FEWEST:
                 return None
@@ -36,7 +36,7 @@ class MeasuredStore:
 
     @property
     def bandwidth(self) -> float | None:
-        """Median bytes a second of larger batches; None: none was read."""
+        """Median bytes per second of larger batches; None if none was read."""
         with self._lock:
             return 1.0 / float(np.median(self._rates)) if self._rates else None
 

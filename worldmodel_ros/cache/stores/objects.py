@@ -1,4 +1,4 @@
-"""Slabs in an object store (S3, GCS, Azure, a folder), by obstore; extra ``[store]``."""
+"""Slabs in an object store (S3, GCS, Azure, a folder), using obstore; extra ``[store]``."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ class ObjectStore:
     ``obstore.store.from_url``, such as region and credentials."""
 
     def __init__(self, url: str, threads: int = 16, **options: Any):
-        """Raise StoreError where obstore is not installed, or does not know such an address."""
+        """Raise StoreError if obstore is not installed, or does not support the URL."""
         try:
             import obstore
             from obstore.store import from_url

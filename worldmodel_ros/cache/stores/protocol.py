@@ -1,4 +1,4 @@
-"""What every store of slabs does, and the thread pool that makes it asynchronous."""
+"""The interface of slab stores, and the thread pool that makes them asynchronous."""
 from __future__ import annotations
 
 import re
@@ -16,7 +16,7 @@ _KEY = re.compile(r'[A-Za-z0-9][A-Za-z0-9._-]{0,127}(?:/[A-Za-z0-9][A-Za-z0-9._-
 
 
 class StoreError(RuntimeError):
-    """A store that cannot do what it was asked for; the text says why."""
+    """A store cannot do what it was asked for; the text says why."""
 
 
 class NotStored(StoreError):
@@ -24,50 +24,50 @@ class NotStored(StoreError):
 
 
 class AlreadyStored(StoreError):
-    """There is something under a key that was to be made."""
+    """There is something already under a key that was to be created."""
 
 
 class SlabStore(Protocol):
-    """Blobs by key. From any thread; nothing waits but for what is promised, and a batch is one promise.
+    """Blobs by key. Thread-safe and asynchronous: each call on a batch returns one promise.
 
-    A key is one to five names, joined by ``/``; see ``check_key``. What has been put is there as a whole or not at all,
-    whenever the process or the machine ends, and once its promise is kept it is there for every reader. Nothing is
-    ever changed in place. Promises raise StoreError.
+    A key is one to five names, joined by ``/``; see ``check_key``. A put is atomic, even if the process or the machine
+    dies, and visible to every reader once its promise is fulfilled. Nothing is ever changed in place. Promises raise
+    StoreError.
     """
 
     def put(self, items: Sequence[tuple[str, Sequence[Blob]]], create: bool = False) -> Promise[None]:
-        """Store blobs, each given in parts. A key that is there keeps its blob, or is replaced by an equal one;
-        with ``create`` it raises AlreadyStored, for exactly one of those that put it at the same time does not."""
+        """Store blobs, each given in parts. An existing key keeps its blob, or gets an equal one; with ``create`` it raises
+        AlreadyStored, so that exactly one of several concurrent puts succeeds."""
 
     def get(self, keys: Sequence[str]) -> Promise[list[memoryview]]:
-        """The blobs. Raises NotStored if one is missing."""
+        """Return the blobs. Raises NotStored if one is missing."""
 
     def delete(self, keys: Sequence[str]) -> Promise[None]:
-        """Forget blobs; what is not there is no error."""
+        """Delete blobs; a missing one is no error."""
 
     def list(self, prefix: str) -> Promise[list[str]]:
-        """All keys that begin with the names of ``prefix``, sorted."""
+        """Return all keys that begin with the names of ``prefix``, sorted."""
 
     def head(self, keys: Sequence[str]) -> Promise[list[int | None]]:
-        """Bytes of each blob; None where there is none."""
+        """Return the size of each blob in bytes, None for a missing one."""
 
     def held(self, keys: Sequence[str]) -> dict[str, memoryview]:
-        """Those of the blobs that are in this process's memory, as ``get`` gives them. Does not wait."""
+        """Return, as ``get`` does, those of the blobs that are in this process's memory. Does not block."""
 
     def close(self) -> None:
-        """End what it runs; what was put stays, unless it is in the memory of this process."""
+        """Stop the store's threads; blobs stay, unless they are in the memory of this process."""
 
 
 def check_key(key: str) -> None:
-    """Raise ValueError for what is no key."""
+    """Raise ValueError for an invalid key."""
     if not _KEY.fullmatch(key):
         raise ValueError(f'{key[:140]!r} is no key of a store: one to five names of a-z, A-Z, 0-9, ".", "_" and "-", at most '
                          '128 characters each, that begin with a letter or a digit, joined by "/"')
 
 
 def joined(parts: Sequence[Blob], memory: memoryview | None = None) -> memoryview:
-    """The parts one after the other in ``memory``, by default the interpreter's; read-only. Other threads run Python meanwhile,
-    which those of ``bytes.join`` cannot while it copies what is no ``bytes``: 20 MB were some ms of each thread's time."""
+    """Concatenate the parts in ``memory``, by default the interpreter's, and return it read-only. Releases the GIL, which
+    ``bytes.join`` holds while it copies anything but ``bytes``: 20 MB stopped other threads for some ms."""
     if memory is None:
         memory = memoryview(np.empty(sum(map(len, parts)), np.uint8))
     to, at = np.frombuffer(memory, np.uint8), 0
@@ -85,8 +85,8 @@ class Threads:
 
     def each(self, function: Callable[..., Result], items: Sequence[tuple], finish: Callable[[], None] | None = None
              ) -> Promise[list[Result]]:
-        """Promise what ``function(*item)`` returns for each item, or the first exception, once all have ended. Then,
-        unless one has raised, ``finish`` is called before the promise is kept."""
+        """Promise what ``function(*item)`` returns for each item, or the first exception, once all have ended. Unless one
+        has raised, ``finish`` is then called before the promise is fulfilled."""
         promise: Promise[list[Result]] = Promise()
         results: list[Result | None] = [None] * len(items)
         errors: list[BaseException] = []
@@ -98,7 +98,7 @@ class Threads:
                     raise errors[0]
                 if finish:
                     finish()
-            except BaseException as error:  # somebody waits for the promise
+            except BaseException as error:  # the promise must always be fulfilled
                 promise.set_exception(error)
             else:
                 promise.set_result(results)
@@ -122,9 +122,9 @@ class Threads:
         return promise
 
     def submit(self, function: Callable[..., Result], *arguments: object) -> Promise[Result]:
-        """Promise what one call returns."""
+        """Promise the result of one call."""
         return self._pool.submit(function, *arguments)
 
     def close(self) -> None:
-        """End the threads after what they were given."""
+        """End the threads after their submitted work."""
         self._pool.shutdown()

@@ -1,4 +1,4 @@
-"""A store of stores: the host's memory before a disk, the disk before an object store."""
+"""A hierarchy of stores: host memory in front of a disk, the disk in front of an object store."""
 from __future__ import annotations
 
 import math
@@ -14,13 +14,12 @@ Result = TypeVar('Result')
 
 
 class TieredStore:
-    """A ``SlabStore`` that has all blobs in each of ``lower``, the fastest first, and in the host's memory as many as
-    fit ``capacity`` bytes.
+    """A ``SlabStore`` that has all blobs in each of ``lower``, the fastest first, and as many as fit ``capacity`` bytes in
+    host memory.
 
-    What is read comes from the first that has it, and is then in the host's memory, too. When that is full, the
-    session goes that is expected to tick last (``expect``); of which nothing is expected, those go first. The first name
-    of a key is its session. What exactly one may make (``create``), and what there is (``list``), is decided by the last
-    store, which others may share.
+    A blob is read from the first store that has it, and is then in host memory, too. When that is full, the session that
+    is expected to tick last (``expect``) is evicted, sessions without an expected tick first. The first name of a key is
+    its session. The last store, which others may share, decides ``create`` and ``list``.
     """
 
     def __init__(self, lower: Sequence[SlabStore], capacity: int, allocate: Callable[[int], memoryview] | None = None):
@@ -29,18 +28,18 @@ class TieredStore:
             raise ValueError('at least one store must be below the host\'s memory, which has a capacity of 0 or more')
         self._host, self._lower, self._capacity = HostStore(allocate), tuple(lower), capacity
         self._lock = threading.Lock()
-        self._sizes: dict[str, dict[str, int]] = {}  # of what is in the host's memory: session -> key -> bytes
+        self._sizes: dict[str, dict[str, int]] = {}  # of blobs in host memory: session -> key -> bytes
         self._used = 0
         self._expected: dict[str, float] = {}
-        self.hits = self.misses = 0  # blobs that were read from the host's memory, and from below
+        self.hits = self.misses = 0  # blobs read from host memory, and from lower stores
 
     @property
     def host_nbytes(self) -> int:
-        """Bytes in the host's memory."""
+        """Bytes in host memory."""
         return self._used
 
     def expect(self, session: str, when: float) -> None:
-        """Say when a session's next tick is expected: steady time in s; infinity forgets it."""
+        """Set when a session's next tick is expected: steady time in s; infinity forgets it."""
         with self._lock:
             if math.isinf(when):
                 self._expected.pop(session, None)
@@ -80,7 +79,7 @@ class TieredStore:
                 else:
                     found.update(zip(missing, done.result()))
                     self._keep([(key, (blob,)) for key, blob in zip(missing, done.result())])
-                    found.update(self._host.held(missing))  # a device may copy from there by itself
+                    found.update(self._host.held(missing))  # a device may copy from there asynchronously
                     give()
             self._lower[level].get(missing).add_done_callback(looked)
         if missing:
@@ -140,7 +139,7 @@ def _session(key: str) -> str:
 
 
 def _all(promises: Sequence[Promise[Any]]) -> Promise[None]:
-    """One promise that is kept when all are, or raises what one of them has raised."""
+    """Return a promise that is fulfilled when all are, or raises what one of them has raised."""
     whole: Promise[None] = Promise()
     left, lock = len(promises), threading.Lock()
 
