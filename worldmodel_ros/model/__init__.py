@@ -1,5 +1,5 @@
 """
 Networks of the world model, as pure functions of tensors, and checkpoints.
 
-Nothing here knows of ROS, sessions or deadlines; ``model.parallel`` divides one network among several GPUs.
+Nothing here depends on ROS, sessions or deadlines; ``model.parallel`` divides one network among several GPUs.
 """

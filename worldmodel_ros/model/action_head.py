@@ -1,9 +1,9 @@
-"""Heads that read the DiT's features: the policy's command chunk, and what an imagined chunk would lead to.
+"""Heads on the DiT's features: the policy's command chunk, and the outcome of a predicted chunk.
 
-Two policies have one signature. The regression answers with the mean command; the flow (flow matching in x-prediction,
-as of the images) draws one of several plausible chunks, and continues a chunk that is already being executed:
-training-time action conditioning for real-time chunking (Black et al. 2025), where the first actions of a chunk are
-given clean, each action having a noise level of its own.
+Both policies have one signature. The regression returns the mean command; the flow (flow matching in x-prediction, as for the
+images) samples one of several plausible chunks, and continues a chunk that is already being executed: training-time action
+conditioning for real-time chunking (Black et al. 2025), where the first actions of a chunk are given clean, and each action has
+its own noise level.
 """
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ FLOW_STEPS = 5  # Euler steps of the flow policy, in its small MLP alone
 
 
 class _Policy(nn.Module):
-    """What both policies share: one learned query per goal attends to the frame's tokens; the frame's own action
-    conditioning is already in the features, so the head knows how fast the robot moves."""
+    """The shared part of both policies: one learned query per goal attends to the frame's tokens. The features already
+    contain the frame's action conditioning, so the head knows how fast the robot moves."""
 
     def __init__(self, preset: Preset):
         super().__init__()
@@ -32,24 +32,24 @@ class _Policy(nn.Module):
         self.register_buffer('half_range', (high - low) / 2, persistent=False)
 
     def look(self, features: Tensor) -> Tensor:
-        """Features (B, P, D) of a frame to what each goal's plan is made of, (B, goals, 2 D)."""
+        """Return the inputs of each goal's plan, (B, goals, 2 D), from the features (B, P, D) of a frame."""
         query = self.goals.expand(features.shape[0], -1, -1)
         read = self.read(query, features, features, need_weights=False)[0] + query
-        # Where a thing is in the image matters as much as what it is: the flattened tokens keep the places.
+        # Where a thing is in the image matters as much as what it is: the flattened tokens keep positions.
         places = self.tokens(self.squeeze(features).flatten(1))[:, None].expand(-1, query.shape[1], -1)
         return torch.cat([read, places], -1)
 
     def given(self, delay: Tensor) -> Tensor:
-        """Which actions of a chunk are given by its prefix: delay (B,) to bool (B, 1, K, 1)."""
+        """Return which actions of a chunk are given by its prefix: delay (B,) to bool (B, 1, K, 1)."""
         return (torch.arange(self.preset.chunk_frames, device=delay.device) < delay[:, None])[:, None, :, None]
 
     def normalised(self, actions: Tensor) -> Tensor:
-        """Actions in SI units to [-1, 1]."""
+        """Map actions in SI units to [-1, 1]."""
         return (actions - self.centre) / self.half_range
 
 
 class RegressionPolicy(_Policy):
-    """The mean command chunk for every goal."""
+    """Predicts the mean command chunk for every goal."""
 
     def __init__(self, preset: Preset):
         super().__init__(preset)
@@ -58,13 +58,13 @@ class RegressionPolicy(_Policy):
                                  nn.Linear(2 * d, preset.chunk_frames * preset.actions))
 
     def predict(self, features: Tensor) -> Tensor:
-        """Features (B, P, D) to chunks (B, goals, K, A) in (-1, 1)."""
+        """Map features (B, P, D) to chunks (B, goals, K, A) in (-1, 1)."""
         preset = self.preset
         return torch.tanh(self.mlp(self.look(features))).unflatten(-1, (preset.chunk_frames, preset.actions))
 
     def forward(self, features: Tensor, noise: Tensor | None = None, prefix: Tensor | None = None,
                 delay: Tensor | None = None) -> Tensor:
-        """See FlowPolicy.forward; the noise is not used, and the prefix only replaces what it covers."""
+        """See ``FlowPolicy.forward``; the noise is not used, and the prefix only replaces the actions it covers."""
         plan = self.centre + self.half_range * self.predict(features)
         return plan if prefix is None else torch.where(self.given(delay), prefix[:, None], plan)
 
@@ -83,18 +83,18 @@ class FlowPolicy(_Policy):
         self.out = nn.Sequential(nn.SiLU(), nn.Linear(d, chunk))
 
     def predict(self, context: Tensor, noisy: Tensor, level: Tensor) -> Tensor:
-        """Clean chunks (B, goals, K, A) from noisy ones, normalised; context (B, goals, D), level (B, goals, K), 1 is
-        clean."""
+        """Predict clean chunks (B, goals, K, A) from noisy ones, normalised; context (B, goals, D), level (B, goals, K), 1
+        is clean."""
         x = context + self.enter(torch.cat([noisy.flatten(-2), level], -1))
         return self.out(x + self.mlp(x)).unflatten(-1, noisy.shape[-2:])
 
     def forward(self, features: Tensor, noise: Tensor | None = None, prefix: Tensor | None = None,
                 delay: Tensor | None = None) -> Tensor:
-        """Command chunks in SI units (B, goals, K, A), inside the actions' range.
+        """Return command chunks in SI units (B, goals, K, A), within the actions' range.
 
-        features (B, P, D) of the newest observed frame; noise (B, goals, K, A), standard normal, zero where not given;
-        prefix (B, K, A) in SI units, of which the first delay (B,) actions, int64, are in progress already: the chunks
-        begin with them and continue them. Without prefix and delay all actions are free.
+        features (B, P, D) of the newest observed frame; noise (B, goals, K, A), standard normal, zero if not given; prefix
+        (B, K, A) in SI units, of which the first delay (B,) actions, int64, are in progress already: the chunks begin with them
+        and continue them. Without prefix and delay all actions are free.
         """
         preset, b = self.preset, features.shape[0]
         shape = (b, len(preset.goals), preset.chunk_frames, preset.actions)
@@ -117,12 +117,12 @@ class FlowPolicy(_Policy):
 
 
 def action_head(preset: Preset) -> RegressionPolicy | FlowPolicy:
-    """The policy that a preset names."""
+    """Return the policy that a preset names."""
     return {'regression': RegressionPolicy, 'flow': FlowPolicy}[preset.policy](preset)
 
 
 class OutcomeHead(nn.Module):
-    """Per frame of an imagined chunk: logit of a contact within its step, and progress (m) towards every goal."""
+    """Per frame of a predicted chunk: logit of a contact within its step, and progress (m) towards every goal."""
 
     def __init__(self, preset: Preset):
         super().__init__()
@@ -132,11 +132,11 @@ class OutcomeHead(nn.Module):
                                  nn.Linear(d, 1 + len(preset.goals)))
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """features (B, T, P, D) to contact logits (B, T) and progress since the observation (B, T, goals)."""
+        """Map features (B, T, P, D) to contact logits (B, T) and progress since the observation (B, T, goals)."""
         out = self.net(self.squeeze(features).flatten(2))
         return out[..., 0], out[..., 1:]
 
 
 def _squeeze(preset: Preset) -> nn.Module:
-    """Fewer features per token, so that a layer over the flattened tokens does not grow with their product."""
+    """Reduce the features per token, so that a layer over the flattened tokens does not grow with their product."""
     return nn.Linear(preset.width, preset.head_features) if preset.head_features else nn.Identity()

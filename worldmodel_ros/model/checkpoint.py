@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from .scene_forecast import SceneForecast
 
 MAX_FILE_BYTES = 15 * 1024 * 1024
-_UNSTORED = 2 ** 20  # numbers of a model that are computed
+_UNSTORED = 2 ** 20  # numbers of a model that are computed, not stored
 
 
 def save(model: WorldModel | SceneForecast, folder: Path, provenance: dict, dtype: torch.dtype = torch.bfloat16) -> None:
-    """Write the model, floating-point tensors in ``dtype``; files of an older model in the folder are replaced. With int8, the
-    matrices of the DiT's layers are in 8 bits, rounded row by row, and all else in bfloat16."""
+    """Write the model with floating-point tensors in ``dtype``, replacing the files of an older model in the folder. With
+    int8, the matrices of the DiT's layers are stored in 8 bits, rounded row by row, and all else in bfloat16."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob('*.safetensors'):
         old.unlink()
@@ -46,7 +46,7 @@ def save(model: WorldModel | SceneForecast, folder: Path, provenance: dict, dtyp
 
 
 def _stored(model: WorldModel | SceneForecast, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors on the host as they are written, by name."""
+    """Yield the tensors as they are written, on the host, by name."""
     floating = torch.bfloat16 if dtype is torch.int8 else dtype
     for name, tensor in model.state_dict().items():
         tensor = tensor.detach().cpu()
@@ -62,10 +62,9 @@ def _stored(model: WorldModel | SceneForecast, dtype: torch.dtype) -> Iterator[t
 
 def load(folder: Path, device: torch.device | str = 'cpu', layers: torch.dtype = torch.float32,
          part: PartOf = lambda name: None) -> WorldModel:
-    """Read a checkpoint straight to a device, as a model in evaluation mode, in float32 but for the layers of its DiT;
-    ``part`` as in ``weights.build``.
+    """Read a checkpoint straight to a device; return the model in evaluation mode, in float32 except for the layers of its DiT.
 
-    Raises ModelError when the folder, its description or a tensor is missing or does not fit.
+    ``part`` as in ``weights.build``. Raises ModelError if the folder, its description or a tensor is missing or does not fit.
     """
     preset = read_description(folder).preset
     with StoredWeights(folder, device) as weights:
@@ -87,7 +86,7 @@ def load(folder: Path, device: torch.device | str = 'cpu', layers: torch.dtype =
 
 
 class _Bounded(TorchFunctionMode):
-    """Refuses to make more numbers than weights have: a damaged description may ask for any size of tensor."""
+    """Limits the numbers allocated by those in the weights: a damaged description may ask for any size of tensor."""
 
     def __init__(self, weights: StoredWeights) -> None:
         super().__init__()
@@ -103,10 +102,10 @@ class _Bounded(TorchFunctionMode):
 
 
 def start_from(model: WorldModel, folder: Path) -> list[str]:
-    """Give a model that is to be trained the weights of a checkpoint; return the names of the parts that stay as they
-    are, since the checkpoint has them in another form: heads, which are soon trained again.
+    """Give a model to be trained the weights of a checkpoint; return the names of the parts left as they are, since the
+    checkpoint has them in another form: heads, which are soon trained again.
 
-    Raises ModelError when the checkpoint cannot be read, or when its VAE or DiT does not fit.
+    Raises ModelError if the checkpoint cannot be read, or if its VAE or DiT does not fit.
     """
     preset, state, fresh = read_description(folder).preset, _read_weights(folder), []
     for name, part in model.named_children():
@@ -122,8 +121,8 @@ def start_from(model: WorldModel, folder: Path) -> list[str]:
 
 
 def take_autoencoder(model: WorldModel, folder: Path) -> None:
-    """Give a model that is to be trained the autoencoder of a checkpoint, which may be of another size of images: it is made of
-    convolutions. Raises ModelError when the checkpoint cannot be read, or has another one."""
+    """Give a model to be trained the autoencoder of a checkpoint; being convolutional, it may be of another image size.
+    Raises ModelError if the checkpoint cannot be read or its autoencoder does not fit."""
     state = {name.removeprefix('vae.'): tensor for name, tensor in _read_weights(folder).items() if name.startswith('vae.')}
     try:
         model.vae.load_state_dict(state)
@@ -133,7 +132,7 @@ def take_autoencoder(model: WorldModel, folder: Path) -> None:
 
 
 def _read_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a checkpoint, floating-point ones as float32."""
+    """Return the tensors of a checkpoint, floating-point ones as float32."""
     state: dict[str, torch.Tensor] = {}
     for file in weight_files(folder):
         try:

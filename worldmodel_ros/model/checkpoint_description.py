@@ -1,4 +1,4 @@
-"""What ``model.json`` says of a checkpoint: read without torch, since a node needs no more than that."""
+"""The description of a checkpoint, ``model.json``; read without torch, since a node needs no more than that."""
 from __future__ import annotations
 
 import json
@@ -10,7 +10,7 @@ from typing import Any
 from .presets import Preset
 
 FORMAT = 1
-WORLD_FILE = 'world.json'  # in its place, with an open world model (engine/open_world)
+WORLD_FILE = 'world.json'  # replaces ``model.json`` for an open world model (engine/open_world)
 
 
 class ModelError(RuntimeError):
@@ -33,10 +33,10 @@ def read_description(folder: Path) -> Description:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint, after a check that each is as it was written.
+    """Return the safetensors files of a checkpoint, after verifying their checksums.
 
-    Raises ModelError, naming the file, where one is missing or differs; a checkpoint that was written before ``model.json``
-    had checksums is taken as it is.
+    Raises ModelError, naming the file, if one is missing or differs; a checkpoint written before ``model.json`` had checksums
+    is accepted as it is.
     """
     files = sorted(folder.glob('weights-*.safetensors'))
     written = _content(folder).get('crc32')
@@ -54,7 +54,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def checksum(file: Path) -> int:
-    """CRC-32 of a file: any flipped bit changes it, and gigabytes of weights take a second each."""
+    """Return the CRC-32 of a file: any flipped bit changes it, and gigabytes of weights take a second each."""
     crc = 0
     with file.open('rb') as stream:
         while block := stream.read(1 << 22):

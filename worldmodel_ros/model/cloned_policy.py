@@ -1,9 +1,9 @@
 """
-A policy cloned from a planner: commands from what a scene forecast's network has seen so far, without what it forecasts.
+A policy cloned from a planner: commands from the features of a scene forecast's network, without what it forecasts.
 
 It reads the features of the newest frame's slots, which attend to the images and slots of the window, and not the heads that
-tell where things will be. Commands are a mixture of Laplace distributions (Bishop, *Mixture Density Networks*, 1994), for a
-planner that passes an obstacle on either side must not be cloned as one that drives at it.
+predict where things will be. Commands are a mixture of Laplace distributions (Bishop, *Mixture Density Networks*, 1994): the
+planner passes an obstacle on either side, and the average of both would steer into it.
 """
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from .scene_forecast import QUERIES, SCALE, SLOTS
 
 FACTS = SLOTS + 8  # numbers about the task and the robot, see ``facts``
 MODES = 4  # of the mixture
-COMMAND = (0.6, 1.2)  # m/s and rad/s, which count as 1
+COMMAND = (0.6, 1.2)  # m/s and rad/s, scaled to 1
 _TOKEN, _GOAL, _HIDDEN = 32, 128, 256  # channels
 
 
 class ClonedPolicy(nn.Module):
-    """Features of slots and facts to a mixture over commands."""
+    """Maps features of slots, and facts, to a mixture over commands."""
 
     def __init__(self, width: int, dropout: float = 0.1) -> None:
         """``width``: of the features."""
@@ -37,15 +37,15 @@ class ClonedPolicy(nn.Module):
             nn.Linear(_HIDDEN, _HIDDEN), nn.SiLU(), nn.Dropout(dropout), nn.Linear(_HIDDEN, 5 * MODES))
 
     def forward(self, features: Tensor, facts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """features (B, QUERIES, D), facts (B, FACTS) to the logits of the modes (B, MODES), their commands in units of
-        COMMAND, and the logarithms of their scales (B, MODES, 2)."""
+        """Map features (B, QUERIES, D) and facts (B, FACTS) to the modes' logits (B, MODES), their commands in units of
+        COMMAND, and their log scales, (B, MODES, 2) each."""
         x = self.norm(features)
         target = torch.einsum('bs,bsd->bd', facts[:, :SLOTS], x[:, :SLOTS])
         numbers = self.body(torch.cat([self.token(x).flatten(1), self.goal(target), facts], 1))
         return numbers[:, :MODES], *numbers[:, MODES:].unflatten(1, (2, MODES, 2)).unbind(1)
 
     def loss(self, features: Tensor, facts: Tensor, commands: Tensor) -> Tensor:
-        """Negative logarithm of the likelihood of ``commands`` (B, 2), m/s and rad/s."""
+        """Return the negative log-likelihood of ``commands`` (B, 2), m/s and rad/s."""
         logits, means, scales = self(features, facts)
         scales = scales.clamp(-4.0, 1.0)
         error = (commands / commands.new_tensor(COMMAND))[:, None] - means
@@ -60,7 +60,7 @@ class ClonedPolicy(nn.Module):
 
     @classmethod
     def load(cls, file: Path) -> ClonedPolicy:
-        """Read weights from a safetensors file. Raises ModelError where they are missing or do not fit."""
+        """Read weights from a safetensors file. Raises ModelError if they are missing or do not fit."""
         if not file.is_file():
             raise ModelError(f'no cloned policy at {file}: train one with python -m worldmodel_ros.train.scene.cloning')
         state = {name: value.float() for name, value in load_file(file).items()}
@@ -74,9 +74,9 @@ class ClonedPolicy(nn.Module):
 
 def facts(target: int, apart: float, presence: float, place: np.ndarray, twist: np.ndarray, previous: np.ndarray
           ) -> np.ndarray:
-    """Return float32 (FACTS,): the slot of the ``target``; the distance ``apart`` in m that is to be kept to it, 0 for a touch;
-    whether it is there and its present ``place`` (2,), m in base_link, out of view too; the wheels' ``twist`` (2,); and the
-    command that the new one follows (2,)."""
+    """Return float32 (FACTS,): the slot of the ``target``; the distance ``apart`` in m to keep from it, 0 for a touch; its
+    ``presence`` and present ``place`` (2,), m in base_link, also when out of view; the wheels' ``twist`` (2,); and the
+    ``previous`` command (2,)."""
     told = np.zeros(FACTS, np.float32)
     told[target] = 1.0
     told[SLOTS:] = (apart, presence, *np.asarray(place) / SCALE, *np.asarray(twist) / COMMAND, *np.asarray(previous) / COMMAND)

@@ -1,12 +1,12 @@
-"""Causal video DiT: predicts clean latents of a block of frames from noisy ones, its window and the actions.
+"""Causal video DiT: predicts clean latents of a block of frames from noisy ones, the window and the actions.
 
-One forward serves every use: committing an observed frame (clean, one frame), denoising a chunk (noisy, bidirectional
-among its frames) and training (clean and noisy frames side by side under one mask between frames). A session's window
-is read from pages. The layers follow DiT (Peebles and Xie 2023) with adaLN-Zero per frame and QK-norm.
+One forward serves every use: committing an observed frame (clean, one frame), denoising a chunk (noisy, bidirectional among its
+frames) and training (clean and noisy frames side by side under one mask between frames). A session's window is read from pages.
+The layers follow DiT (Peebles and Xie 2023) with adaLN-Zero per frame and QK-norm.
 
-Layers are of two kinds: cache layers attend to window and block, the others within each frame, as if frames were a
-batch. Presets with tiles have the tokens of a frame tile by tile: a page's share of a frame is contiguous, and so is
-the frame, which most layers attend within.
+Layers are of two kinds: cache layers attend to window and block; the others attend within each frame, with frames as a batch.
+Presets with tiles order the tokens of a frame tile by tile, so that a page's share of a frame is contiguous, and so is the
+frame, within which most layers attend.
 """
 from __future__ import annotations
 
@@ -27,42 +27,44 @@ from .rotary import token_order
 from .tile_attention import TileAttention
 from .tile_mask import TileMask
 
-State = tuple[Tensor, ...]  # what ``Block.leave`` needs of ``Block.enter``
+State = tuple[Tensor, ...]  # passed from ``Block.enter`` to ``Block.leave``
 
-GELU_ROWS = 512  # from how many on the product computes GELU: cuBLASLt has fewer such kernels, and of few rows GELU is quick
+GELU_ROWS = 512  # rows from which the product computes GELU: cuBLASLt has fewer such kernels, and GELU of few rows is quick
 
 
 def rotate(x: Tensor, rotary: Tensor) -> Tensor:
-    """Rotate x (B, H, N, head_dim) by rotary (2, N, head_dim / 2); halves, not neighbours, form the pairs."""
+    """Rotate x (B, H, N, head_dim) by rotary (2, N, head_dim / 2); pairs are formed by halves, not by neighbours."""
     a, b = x.chunk(2, -1)
     cos, sin = rotary[0], rotary[1]
     return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
 
 
 def frame_bias_to_tokens(bias: Tensor, tokens: int) -> Tensor:
-    """Additive mask between frames (T, S) to one between their tokens (T * P, S * P)."""
+    """Expand an additive mask between frames (T, S) to one between their tokens (T * P, S * P)."""
     t, s = bias.shape
     return bias[:, None, :, None].expand(t, tokens, s, tokens).reshape(t * tokens, s * tokens)
 
 
 def gather_pages(rows: Tensor, index: Tensor) -> Tensor:
-    """Keys or values (B, H, n * page_tokens, d) of a layer, from rows (R, page_tokens, d) of a pool at index
-    (B, H, n)."""
+    """Gather a layer's keys or values (B, H, n * page_tokens, d) from rows (R, page_tokens, d) of a pool at index (B, H, n)."""
     return rows.index_select(0, index.flatten()).reshape(*index.shape[:2], -1, rows.shape[-1])
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | TileMask | None) -> Tensor:
-    """softmax(q k^T / sqrt(d) + bias) v for q (B, H, N, d), k and v (B, H, S, d), bias (N, S) or (B, 1, N, S);
-    faster without one. A mask of tiles in its place does the same its own way."""
+    """Return softmax(q k^T / sqrt(d) + bias) v for q (B, H, N, d), k and v (B, H, S, d), bias (N, S) or (B, 1, N, S).
+
+    Faster without a bias; a ``TileMask`` in its place computes the same in its own way.
+    """
     if isinstance(bias, TileMask):
         return bias.attend(q, k, v)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=None if bias is None else bias.to(q.dtype))
 
 
 class Conditioning(nn.Module):
-    """What a frame is told next to its latent: noise level, length of the step, action that leads to it.
+    """Embeds what a frame is conditioned on: noise level, step length and the action that leads to it.
 
-    (B, T) noise levels in [0, 1] (1 is clean), (B, T) step rows and (B, T, A) actions to (B, T, D)."""
+    Maps (B, T) noise levels in [0, 1] (1 is clean), (B, T) step rows and (B, T, A) actions to (B, T, D).
+    """
 
     def __init__(self, preset: Preset):
         super().__init__()
@@ -86,7 +88,7 @@ def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
 
 
 class FinalNorm(nn.LayerNorm):
-    """What the last layer gives, normalised and modulated: x (B, T, P, D), shift and scale (B, T, D)."""
+    """Normalises and modulates the last layer's output: x (B, T, P, D), shift and scale (B, T, D)."""
 
     def __init__(self, width: int):
         super().__init__(width, elementwise_affine=False, eps=1e-6)
@@ -98,11 +100,11 @@ class FinalNorm(nn.LayerNorm):
 class Block(nn.Module):
     """One layer: attention, then an MLP, each under adaLN-Zero.
 
-    ``enter`` and ``leave`` are what works on each token by itself, before and after the attention; what replaces a layer by
-    a faster one (FP8, a part of the weights) replaces these, and ``forward`` stays the definition.
+    ``enter`` and ``leave`` are the per-token parts before and after the attention. Faster variants of a layer
+    (FP8, a part of the weights) replace these; ``forward`` stays the definition.
     """
 
-    gelu_in_product = False  # whether the library that multiplies computes GELU as well, which has no gradient
+    gelu_in_product = False  # whether the product computes GELU as well, which has no gradient
 
     def __init__(self, preset: Preset):
         super().__init__()
@@ -121,10 +123,12 @@ class Block(nn.Module):
 
     def enter(self, x: Tensor, cond: Tensor, rotary: Tensor | None = None, modulation: Tensor | None = None
               ) -> tuple[Tensor, State]:
-        """x (B, T, P, D) and cond (B, T, D) to queries, keys and values (B, T, P, 3, H, d), normalised and rotated where
-        rotary (2, B * T * P, d / 2) is given, and what ``leave`` needs of the modulation. With ``ExchangedProducts``, to those
-        of all processes for own heads, (count, B, T, P, 3, H / count, d). ``modulation``: what that layer gives of cond, where
-        it has been computed."""
+        """Return queries, keys and values (B, T, P, 3, H, d) of x (B, T, P, D) and cond (B, T, D), and the state for ``leave``.
+
+        They are normalised and rotated if rotary (2, B * T * P, d / 2) is given. With ``ExchangedProducts`` they are those of
+        all processes for own heads, (count, B, T, P, 3, H / count, d). ``modulation``: this layer's of cond, if already
+        computed.
+        """
         modulation = self.modulation(cond) if modulation is None else modulation
         shift1, scale1, *state = modulation[:, :, None].chunk(6, -1)
         qkv = self.qkv(modulate(self.norm1(x), shift1, scale1)).unflatten(-1, (3, -1, self.head_dim))
@@ -133,15 +137,15 @@ class Block(nn.Module):
         return qkv, tuple(state)
 
     def leave(self, x: Tensor, attended: Tensor, state: State) -> Tensor:
-        """x after the layer; attended (B, T, P, H * d)."""
+        """Return x after the layer; attended (B, T, P, H * d)."""
         gate1, shift2, scale2, gate2 = state
         x = x + gate1 * self.proj(attended)
         return x + gate2 * self._mlp(modulate(self.norm2(x), shift2, scale2))
 
     def leave_and_enter(self, x: Tensor, attended: Tensor, state: State, following: Block, cond: Tensor,
                         rotary: Tensor | None = None, modulation: Tensor | None = None) -> tuple[Tensor, Tensor, State]:
-        """``leave``, and what the ``following`` layer makes of it in ``enter``; x, queries, keys and values, state. Compiled
-        together, the last sum of one is the first that the other's norm reads."""
+        """``leave``, then ``enter`` the ``following`` layer; return x, queries, keys and values, and the state. Compiled
+        together, the last addition of the one and the norm of the other are fused."""
         x = self.leave(x, attended, state)
         return x, *following.enter(x, cond, rotary, modulation)
 
@@ -154,8 +158,9 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, cond: Tensor, rotary: Tensor, bias: Tensor | TileMask | None,
                 window: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
-        """x (B, T, P, D), cond (B, T, D), rotary (2, T * P, d / 2), bias (T * P, S + T * P) or a mask of as many frames,
-        window k and v (B, H, S, d) each. Returns x and the block's own keys (rotated) and values, (B, H, T * P, d)."""
+        """Run the layer on x (B, T, P, D) with cond (B, T, D), rotary (2, T * P, d / 2), bias (T * P, S + T * P) or a mask
+        of as many frames, window k and v (B, H, S, d) each. Return x and the block's own keys (rotated) and values,
+        (B, H, T * P, d)."""
         qkv, state = self.enter(x, cond)
         q, k, v = qkv.flatten(1, 2).permute(2, 0, 3, 1, 4).unbind(0)
         q, k = (rotate(part, rotary).to(v.dtype) for part in (self.q_norm(q), self.k_norm(k)))
@@ -165,7 +170,7 @@ class Block(nn.Module):
 
 
 class DiT(nn.Module):
-    """``empty_layers``: the layers' parameters have shapes and no memory yet."""
+    """The network. ``empty_layers``: the layers' parameters have shapes and no memory yet."""
 
     def __init__(self, preset: Preset, empty_layers: bool = False):
         super().__init__()
@@ -187,7 +192,7 @@ class DiT(nn.Module):
             nn.init.zeros_(layer.bias)
 
     def patchify(self, latents: Tensor) -> Tensor:
-        """(B, T, h, w, Z) to tokens (B, T, P, Z * patch^2), in the order of ``token_order``."""
+        """Split latents (B, T, h, w, Z) into tokens (B, T, P, Z * patch^2), in the order of ``token_order``."""
         b, t, h, w, z = latents.shape
         p = self.preset.patch
         x = latents.reshape(b, t, h // p, p, w // p, p, z).permute(0, 1, 2, 4, 3, 5, 6)
@@ -195,7 +200,7 @@ class DiT(nn.Module):
         return x if self.order is None else x.index_select(2, self.order)
 
     def unpatchify(self, tokens: Tensor) -> Tensor:
-        """Tokens (B, T, P, Z * patch^2) to (B, T, h, w, Z)."""
+        """Assemble tokens (B, T, P, Z * patch^2) to latents (B, T, h, w, Z)."""
         b, t = tokens.shape[:2]
         p, z, (rows, columns) = self.preset.patch, self.preset.latent_channels, self.preset.grid
         tokens = tokens if self.places is None else tokens.index_select(2, self.places)
@@ -205,16 +210,15 @@ class DiT(nn.Module):
     def forward(self, latents: Tensor, tau: Tensor, step: Tensor, action: Tensor, rotary: Tensor,
                 mask: Tensor | Sequence[TileMask], window_k: Tensor | None = None, window_v: Tensor | None = None
                 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """One pass over a block of T frames.
+        """Run one pass over a block of T frames.
 
-        latents (B, T, h, w, Z); tau (B, T), 0 is noise and 1 is clean; step (B, T) rows of the step embedding;
-        action (B, T, A) in SI units, the one executed over the period before each frame; rotary (2, T, P, d / 2), or
-        (2, B, T, P, d / 2); mask (T, W + T), additive, between frames, or for a preset with tiles one of its patterns for
-        each cache layer;
-        window_k and window_v (L, B, H, W * P, d) or None.
+        latents (B, T, h, w, Z); tau (B, T), 0 is noise and 1 is clean; step (B, T) rows of the step embedding; action (B, T, A)
+        in SI units, the one executed over the period before each frame; rotary (2, T, P, d / 2), or (2, B, T, P, d / 2); mask
+        (T, W + T), additive, between frames, or for a preset with tiles the mask of each cache layer's pattern; window_k and
+        window_v (L, B, H, W * P, d) or None.
 
-        Returns the predicted clean latents (B, T, h, w, Z), the features that the heads read (B, T, P, D), and the
-        block's keys and values in the cache layers (L, B, H, T * P, d), keys rotated to their absolute time.
+        Returns the predicted clean latents (B, T, h, w, Z), the features that the heads read (B, T, P, D), and the block's keys
+        and values in the cache layers (L, B, H, T * P, d), keys rotated to their absolute time.
         """
         windows = [None] * len(self.preset.cache_layers) if window_k is None else zip(window_k, window_v)
         rotary = rotary[:, None] if rotary.ndim == 4 else rotary
@@ -229,12 +233,12 @@ class DiT(nn.Module):
     def over_pages(self, latents: Tensor, tau: Tensor, step: Tensor, action: Tensor, rotary: Tensor,
                    key_bias: Tensor | None, rows_k: Tensor, rows_v: Tensor, index: Tensor
                    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The pass of ``forward`` for B sessions, each with frames and steps of its own, whose windows lie in the pages
-        of one pool.
+        """Run the pass of ``forward`` for B sessions, each with its own frames and steps, whose windows are in pages of one
+        pool.
 
-        rotary (2, B, T, P, d / 2); key_bias (B, T, n * page_tokens + T * P), additive, from a frame to each token of
-        the n pages, then of the block, (B, 1, ...) where it is the same for all frames, or None where all is seen;
-        rows_k and rows_v (R, page_tokens, d), the pool; index (L, B, H, n), which of its rows are each window's.
+        rotary (2, B, T, P, d / 2); key_bias (B, T, n * page_tokens + T * P), additive, from a frame to each token of the n
+        pages, then of the block, (B, 1, ...) if it is the same for all frames, or None if everything is visible; rows_k and
+        rows_v (R, page_tokens, d), the pool; index (L, B, H, n), the pool rows of each window.
         """
         bias = None
         if key_bias is not None:
@@ -247,9 +251,9 @@ class DiT(nn.Module):
 
     def over_tiles(self, latents: Tensor, tau: Tensor, step: Tensor, action: Tensor, attention: TileAttention,
                    stream: Any = None) -> tuple[Tensor, Tensor]:
-        """The pass of a preset with tiles: arguments as in ``forward``, while ``attention`` knows times, window and
-        pages. Returns predicted clean latents and features, these in the layers' type. ``stream``: of CUDA, that
-        condition and modulations are computed on."""
+        """Run the pass of a preset with tiles: arguments as in ``forward``, with times, window and pages in ``attention``.
+        Return predicted clean latents and features, the latter in the layers' type. ``stream``: CUDA stream for condition
+        and modulations."""
         if stream:
             cond, modulations = self._next_to_layers(stream, tau, step, action)
             x = self.tokens(latents)
@@ -259,7 +263,7 @@ class DiT(nn.Module):
 
     def layers_over_tiles(self, x: Tensor, cond: Tensor | Sequence[Tensor], attention: TileAttention,
                           modulations: Iterable[Tensor] | None = None) -> Tensor:
-        """x (B, T, P, D) after all layers, whose condition is cond (B, T, D), or of each layer one."""
+        """Return x (B, T, P, D) after all layers; cond (B, T, D) for all of them, or one per layer."""
         cache_layers = iter(range(len(self.blocks)))
         conditions = repeat(cond) if isinstance(cond, Tensor) else cond
         left, qkv, state, attended = None, None, (), None
@@ -274,9 +278,9 @@ class DiT(nn.Module):
         return left.leave(x, attended, state)
 
     def _next_to_layers(self, stream: Any, tau: Tensor, step: Tensor, action: Tensor) -> tuple[Tensor, Iterator[Tensor]]:
-        """The condition, and of each layer what it makes of it, by the time that it is asked for: these products of few rows,
-        whose time is that of reading their weights, would hold up tokens and layers. The condition may be read once a layer
-        has its own."""
+        """Compute the condition and each layer's modulation on ``stream``, ahead of their use: these products of few rows,
+        bound by reading their weights, would hold up tokens and layers. The condition may be read once a layer has its
+        modulation."""
         layers = torch.cuda.current_stream(tau.device)
         stream.wait_stream(layers)
         with torch.cuda.stream(stream):
@@ -290,18 +294,18 @@ class DiT(nn.Module):
         return cond, waited_for()
 
     def enter(self, latents: Tensor, tau: Tensor, step: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """What the layers take: condition (B, T, D) and tokens (B, T, P, D)."""
+        """Return the layers' inputs: condition (B, T, D) and tokens (B, T, P, D)."""
         return self.condition(tau, step, action), self.tokens(latents)
 
     def condition(self, tau: Tensor, step: Tensor, action: Tensor) -> Tensor:
-        # The layers may be in bfloat16; noise levels need more.
+        # The layers may be in bfloat16; noise levels need more precision.
         return self.conditioning(tau, step, action).to(self.embed.weight.dtype)
 
     def tokens(self, latents: Tensor) -> Tensor:
         return self.embed(self.patchify(latents).to(self.embed.weight.dtype))
 
     def finish(self, x: Tensor, cond: Tensor) -> tuple[Tensor, Tensor]:
-        """Predicted clean latents (B, T, h, w, Z) and features (B, T, P, D), from what the last layer gave."""
+        """Return predicted clean latents (B, T, h, w, Z) and features (B, T, P, D) from the last layer's output."""
         features = self.features(x, cond)
         return self.clean(features), features
 
@@ -314,12 +318,12 @@ class DiT(nn.Module):
     def _layers(self, latents: Tensor, tau: Tensor, step: Tensor, action: Tensor, rotary: Tensor,
                 biases: Iterable[Tensor | TileMask | None], windows: Iterable[tuple[Tensor, Tensor] | None]
                 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The pass itself; rotary (2, B or 1, T, P, d / 2), and for each cache layer its bias (..., T * P, S + T * P)
-        between tokens, or mask, and its window."""
+        """Run the pass: rotary (2, B or 1, T, P, d / 2); for each cache layer its bias (..., T * P, S + T * P) between
+        tokens, or mask, and its window."""
         cond, x = self.enter(latents, tau, step, action)
         biases, windows, keys, values = iter(biases), iter(windows), [], []
         of_tokens = rotary.flatten(2, 3)[:, :, None]
-        of_frame = rotary[:, :1, None, 0]  # within a frame time is the same, whichever it is
+        of_frame = rotary[:, :1, None, 0]  # time is constant within a frame, so any will do
         for block, is_cache in zip(self.blocks, self.kinds):
             if is_cache:
                 x, k, v = block(x, cond, of_tokens, next(biases), next(windows))

@@ -1,9 +1,7 @@
-"""The layers of a DiT in FP8: weights in e4m3 by rows, activations rounded on the way, attention and residuals as
-before.
+"""DiT layers in FP8: weights in e4m3 by rows, activations rounded on the fly, attention and residuals unchanged.
 
-On a GPU each of a layer's four products is one kernel, and what lies between them is another one, which reads and
-writes every token once (``kernels.rows_triton``). On a CPU the same code computes what a GPU would, from the
-definitions.
+On a GPU each of a layer's four products is one kernel, and another one between two products reads and writes every token once
+(``kernels.rows_triton``). On a CPU the same code computes what a GPU would, from the definitions.
 """
 from __future__ import annotations
 
@@ -20,23 +18,22 @@ from ..kernels.quantise import FP8_MAX
 from ..kernels.rows import Rounded, quantise_rows, row_kernels
 from .dit import Block, DiT, FinalNorm, State
 
-# The linear layers of a block, by their names in it.
+# The linear layers of a block, by submodule name.
 LINEARS = ('modulation', 'qkv', 'proj', 'mlp.0', 'mlp.2')
-# Modulation is computed once a frame, not once a token, and shifts all of a frame's tokens alike: in FP8 it would
-# cost more accuracy than any other layer (docs/fp8.md), and save hardly any time.
+# Modulation is computed per frame, not per token, and shifts all of a frame's tokens alike: in FP8 it would cost more
+# accuracy than any other layer (docs/fp8.md), and save hardly any time.
 KEPT = ('modulation',)
-# Of the largest input that calibration met, what an input may come to: e4m3 floats, so that room costs no accuracy.
+# Multiple of the largest calibration input that still fits: e4m3 is floating-point, so headroom costs no accuracy.
 HEADROOM = 2.0
-# Of a product, since rounding may make a row and a weight each longer by a sixteenth.
+# Margin of a product's bound: rounding may lengthen a row and a weight by a sixteenth each.
 LONGER = 1.14
 
 
 class Fp8Linear(nn.Module):
-    """An nn.Linear with weights in e4m3, one scale a row, that also takes rows which are rounded already.
+    """An ``nn.Linear`` with e4m3 weights, one scale per row, that also takes rows that are already rounded.
 
-    ``input_scale``, float32 (), is what its input is rounded by where calibration has found one; None: each row by
-    its own. ``bound``, float32 (2,): a result is at most the length of its row, before it was rounded, times the
-    one, plus the other (Cauchy and Schwarz).
+    ``input_scale``, float32 (): the calibrated scale that rounds its input, or None to scale each row by itself. ``bound``,
+    float32 (2,): a result is at most its row's length before rounding times the first, plus the second (Cauchy-Schwarz).
     """
 
     def __init__(self, linear: nn.Linear):
@@ -53,9 +50,11 @@ class Fp8Linear(nn.Module):
 
     def forward(self, x: Tensor | Rounded, gelu: Tensor | None = None,
                 rotate: tuple[Tensor, Tensor, Tensor] | None = None) -> Tensor | Rounded:
-        """x (..., K), or rounded rows (M, K), to (..., N) or (M, N); of rounded rows, with ``gelu``, scales () or
-        (M, 1), to the results' GELU rounded by these; with ``rotate``, rotary (2, M, d / 2) and the norms' weights
-        (d,), to qkv (M, 3, H, d), rotated."""
+        """Map x (..., K), or rounded rows (M, K), to (..., N) or (M, N).
+
+        For rounded rows only: with ``gelu``, scales () or (M, 1), return the results' GELU rounded by these; with ``rotate``,
+        rotary (2, M, d / 2) and the norms' weights (d,), return qkv (M, 3, H, d), rotated.
+        """
         if gelu is not None:
             return fp8_linear_gelu(x, self.weight, self.weight_scale, self.bias, gelu, self.dtype)
         if rotate is not None:
@@ -68,7 +67,7 @@ class Fp8Linear(nn.Module):
 
 @dataclass(frozen=True)
 class Unsummed:
-    """x (B, T, P, D), to which gate * y is still to be added: what comes next does so while it reads x anyway."""
+    """x (B, T, P, D) with gate * y still to be added, which the next kernel does while it reads x anyway."""
 
     x: Tensor
     y: Tensor  # (B * T * P, D)
@@ -80,7 +79,7 @@ class Unsummed:
 
 
 class SummingNorm(FinalNorm):
-    """The same, of what an ``Fp8Block`` leaves."""
+    """``FinalNorm`` for the output of an ``Fp8Block``."""
 
     def forward(self, x: Unsummed, shift: Tensor, scale: Tensor) -> Tensor:
         _, features, _ = row_kernels(x.x).modulate_rows(x.x.flatten(0, 2), shift.flatten(0, 1), scale.flatten(0, 1),
@@ -89,10 +88,11 @@ class SummingNorm(FinalNorm):
 
 
 class Fp8Block(Block):
-    """A block whose linear layers are Fp8Linear, but for those that ``keep`` names. The last addition is left to what
-    comes next. ``fused``: the MLP's first product goes on to GELU and rounding in the same kernel, by a calibrated
-    scale or else by the bound that its inputs' lengths set; and that of queries, keys and values normalises and
-    rotates them, where that is asked of it."""
+    """A block whose linear layers are ``Fp8Linear``, except those in ``keep``. The last addition is left to the next kernel.
+
+    ``fused``: the MLP's first product applies GELU and rounding in the same kernel, by a calibrated scale or else by the bound
+    that its inputs' lengths set; the qkv product normalises and rotates in its kernel, if ``enter`` is given ``rotary``.
+    """
 
     def __init__(self, block: Block, keep: Collection[str] = KEPT, fused: bool = False):
         nn.Module.__init__(self)  # the parts are the block's own
@@ -137,13 +137,11 @@ class Fp8Block(Block):
 
 
 def to_fp8(dit: DiT, keep: Collection[str] = KEPT, fused: bool = False) -> DiT:
-    """Replace the layers of a DiT, whose weights are loaded, by FP8 ones; block by block, so that not both are in
-    memory.
+    """Replace the layers of a DiT with loaded weights by FP8 ones, block by block, so that not both are in memory.
 
-    ``keep`` names linear layers that stay as they are: 'proj', of every block, or '3.proj', of one. ``fused`` as
-    in ``Fp8Block``. To be done last, after the layers were shared out to processes and got their type, which would
-    convert the FP8 weights, too: bfloat16 on a GPU, which multiplies FP8 into nothing else. Raises ValueError for
-    a name that is none.
+    ``keep`` names linear layers that stay as they are: 'proj' of every block, or '3.proj' of one. ``fused`` as in ``Fp8Block``.
+    Call this last, after the layers were divided among processes and cast, since a cast would convert the FP8 weights, too; on
+    a GPU cast them to bfloat16, the only type its FP8 products return. Raises ValueError for an unknown name.
     """
     known = {*LINEARS, *(f'{index}.{name}' for index in range(len(dit.blocks)) for name in LINEARS)}
     if unknown := sorted(set(keep) - known):
@@ -158,12 +156,11 @@ def to_fp8(dit: DiT, keep: Collection[str] = KEPT, fused: bool = False) -> DiT:
 
 @contextmanager
 def calibration(dit: DiT, names: Collection[str] = ('mlp.2',)) -> Iterator[None]:
-    """While it lasts, passes of an FP8 DiT are watched; at its end the named linear layers get an ``input_scale``
-    that HEADROOM times the largest input fits into; all others round by each row's own again. Raises RuntimeError
-    if a named layer was never asked, or met what is not finite.
+    """Observe passes of an FP8 DiT; on exit, give the named linear layers an ``input_scale`` that HEADROOM times the largest
+    input fits into. All others round each row by its own scale again. Raises RuntimeError if a named layer had no input, or one
+    that is not finite.
 
-    By default the MLPs' second layer, whose input's scale has to be known before the product that makes it is
-    rounded.
+    By default the MLPs' second layer, whose input scale must be known before the product that computes the input is rounded.
     """
     fp8 = {name: layer for name, layer in dit.blocks.named_modules() if isinstance(layer, Fp8Linear)}
     layers = {name: layer for name, layer in fp8.items() if name.partition('.')[2].removesuffix('.linear') in names}
@@ -191,12 +188,12 @@ def calibration(dit: DiT, names: Collection[str] = ('mlp.2',)) -> Iterator[None]
 
 
 def weight_bytes(module: nn.Module) -> int:
-    """Memory of a module's parameters and buffers."""
+    """Return the memory of a module's parameters and buffers."""
     return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
 
 
 def _in_fp8(layer: nn.Module) -> nn.Module:
-    """A linear layer in FP8, or one that has another inside, as those have that sum over processes."""
+    """Convert a linear layer to FP8, or the one inside it, as in layers that sum over processes."""
     if isinstance(layer, nn.Linear):
         return Fp8Linear(layer)
     for name, part in layer.named_children():
@@ -205,6 +202,6 @@ def _in_fp8(layer: nn.Module) -> nn.Module:
 
 
 def _rounding(layer: nn.Module) -> tuple[bool, Tensor | None]:
-    """Whether a linear layer takes rounded rows, and by which scale."""
+    """Return whether a linear layer takes rounded rows, and by which scale."""
     fp8 = next((part for part in layer.modules() if isinstance(part, Fp8Linear)), None)
     return fp8 is not None, None if fp8 is None else fp8.input_scale

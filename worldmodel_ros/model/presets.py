@@ -1,4 +1,4 @@
-"""Sizes of the models: everything that a checkpoint must agree on with the code that loads it."""
+"""Model sizes: everything that a checkpoint must agree on with the code that loads it."""
 from __future__ import annotations
 
 import math
@@ -10,13 +10,13 @@ from typing import Any
 POLICIES = ('regression', 'flow')
 TURN = 'angular.z'  # the action that turns the robot
 FORWARD = 'linear.x'  # the action that moves it ahead
-_LARGEST = 2 ** 16  # of any whole number that a description may have: what is computed from them must stay finite
+_LARGEST = 2 ** 16  # of any whole number in a description, so that what is computed from them stays finite
 _DEEPEST = 2 ** 10  # layers
 
 
 @dataclass(frozen=True)
 class Camera:
-    """The camera that a model was trained with: a pinhole with square pixels and its axis in the middle of the image.
+    """The camera that a model was trained with: a pinhole with square pixels and its principal point at the image centre.
 
     ``vertical_fov``: degrees; ``height`` of its centre above the ground: m; ``pitch``: degrees downwards.
     """
@@ -32,8 +32,8 @@ class Camera:
 
 @dataclass(frozen=True, kw_only=True)
 class SequencePreset:
-    """What any video model here has: frames that are denoised together, a chunk, and those that it sees. The open models'
-    presets (``wan.config``) share it."""
+    """What every video model here has: chunks of frames denoised together, and the window of frames they see. The open
+    models' presets (``wan.config``) share it."""
 
     name: str
     chunk_frames: int
@@ -41,21 +41,21 @@ class SequencePreset:
 
     @property
     def context_frames(self) -> int:
-        """Frames that a chunk sees of a session which has gone on for long, but for sinks."""
+        """Frames that a chunk sees in a long session, not counting sinks."""
         return self.window_frames
 
 
 @dataclass(frozen=True, kw_only=True)
 class VideoPreset(SequencePreset):
-    """What networks, memory, sampler and back ends need to know: how frames become tokens, layers, and which pages they see.
+    """What networks, memory, sampler and back ends need: how frames become tokens, layers, and which pages they see.
 
-    A frame of ``image_size`` becomes a latent of ``latent_size`` with ``latent_channels`` channels, cut into square
-    patches of ``patch`` latents; one patch is one token. A chunk is ``chunk_frames`` frames, denoised together, that
-    attend to the last ``window_frames`` observed frames.
+    A frame of ``image_size`` becomes a latent of ``latent_size`` with ``latent_channels`` channels, cut into square patches of
+    ``patch`` latents; one patch is one token. A chunk is ``chunk_frames`` frames, denoised together, that attend to the last
+    ``window_frames`` observed frames.
 
-    Where an image has many tokens, most layers attend within their frame only, and the others, the cache layers, to
-    whole tiles of ``tile`` (frames, rows, columns) tokens: those in a neighbourhood of (slabs, rows, columns) of tiles
-    around their own, 0 being without bounds. ``patterns`` are the neighbourhoods of the cache layers, in turn.
+    If an image has many tokens, most layers attend within their frame only; the others, the cache layers, attend to whole tiles
+    of ``tile`` (frames, rows, columns) tokens: those in a neighbourhood of (slabs, rows, columns) of tiles around their own,
+    where 0 is unbounded. ``patterns`` are the neighbourhoods of the cache layers, in turn.
     """
 
     image_size: tuple[int, int]  # height, width in pixels
@@ -67,16 +67,16 @@ class VideoPreset(SequencePreset):
     depth: int
     heads: int
     step_period: float  # s between frames
-    # Fields that came later; a description without them means these values.
-    cache_every: int = 1  # the last of so many layers is a cache layer
+    # Later additions; a description without them means these values.
+    cache_every: int = 1  # every n-th layer is a cache layer
     tile: tuple[int, int, int] | None = None  # None: a tile is a frame, and every frame of the window is attended to
     patterns: tuple[tuple[int, int, int], ...] = ()
-    sink_slabs: int = 0  # the first slabs of a session, which stay in its cache whatever their age
-    keyframe_slabs: int = 0  # so many others stay behind the window, chosen by where the robot was (``cache.keyframes``)
-    heading_pairs: int = 0  # of the rotary embedding's pairs for time, which turn with the robot instead, see ``rotary``
+    sink_slabs: int = 0  # the first slabs of a session, kept in its cache whatever their age
+    keyframe_slabs: int = 0  # further slabs kept behind the window, chosen by where the robot was (``cache.keyframes``)
+    heading_pairs: int = 0  # rotary pairs for time that follow the robot's heading instead, see ``rotary``
     sink_frames: int = 0  # see ``sinks_from``
-    sink_statistics: float = 0.0  # share of the mean and deviation of what was observed, see ``anchor_statistics_from``
-    sink_statistics_after: int = 0  # imagined frames
+    sink_statistics: float = 0.0  # share of the observed mean and deviation, see ``anchor_statistics_from``
+    sink_statistics_after: int = 0  # predicted frames
 
     def __post_init__(self):
         height, width = self.image_size
@@ -153,22 +153,22 @@ class VideoPreset(SequencePreset):
 
     @cached_property
     def sinks_from(self) -> float:
-        """Imagined frames of a branch from which on its chunks have sinks, infinite for none: the last ``sink_frames`` that
-        were observed, in the place of the oldest of the window where they would have left it (attention sinks of frames:
-        LongLive, Yang et al. 2025; Rolling Forcing, Liu et al. 2025). So what is imagined stays like what was seen."""
+        """Predicted frames of a branch from which on its chunks have sinks, infinite for none: the last ``sink_frames``
+        observed frames, which replace the oldest of the window when they would have left it (attention sinks of frames:
+        LongLive, Yang et al. 2025; Rolling Forcing, Liu et al. 2025). This keeps predictions similar to what was observed."""
         return self.window_frames - self.sink_frames + 1 if self.sink_frames else math.inf
 
     @cached_property
     def kept_frames(self) -> int:
-        """Of how many of the last observed frames a session keeps the latents: of its sinks, or with tiles of as many as a
-        window has, whose statistics chunks take over."""
+        """Number of last observed frames whose latents a session keeps: its sinks, or with tiles as many as a window has,
+        whose statistics chunks take over."""
         return self.sink_frames or (self.window_frames if self.sink_statistics else 0)
 
     @cached_property
     def anchor_statistics_from(self) -> float:
-        """Imagined frames of a branch from which on its chunks take over channel statistics of the ``kept_frames`` (``adain``),
-        so that colours and contrast do not fade; infinite for none. Only far ahead: where what was seen still tells what comes,
-        it would err."""
+        """Predicted frames of a branch from which on its chunks take over channel statistics of the ``kept_frames``
+        (``adain``), so that colours and contrast do not fade; infinite for none. Only far ahead: while the observations
+        still determine the prediction, it would add error."""
         if not self.sink_statistics:
             return math.inf
         return max(self.sink_statistics_after, self.sinks_from) if self.sink_frames else self.sink_statistics_after
@@ -176,16 +176,16 @@ class VideoPreset(SequencePreset):
 
 @dataclass(frozen=True, kw_only=True)
 class Preset(VideoPreset):
-    """A robot's model: to its video come actions, goals and the policy, and the camera of its training."""
+    """A robot's model: a video model with actions, goals and policy, and the camera of its training."""
 
     action_names: tuple[str, ...]
     action_low: tuple[float, ...]  # SI units: m/s, rad/s
     action_high: tuple[float, ...]
     goals: tuple[str, ...]
-    # Fields that came later.
+    # Later additions.
     policy: str = 'regression'  # one of POLICIES
-    head_features: int = 0  # per token, in layers over a frame's flattened tokens; 0: all of width
-    camera: Camera | None = None  # that all images of the training came from; None: it is not known
+    head_features: int = 0  # per token, in layers over a frame's flattened tokens; 0: ``width``
+    camera: Camera | None = None  # of all training images; None: unknown
 
     def __post_init__(self):
         super().__post_init__()
@@ -205,12 +205,12 @@ class Preset(VideoPreset):
 
     @cached_property
     def turn(self) -> int:
-        """Which action is the rate of turn, rad/s."""
+        """Index of the action that is the rate of turn, rad/s."""
         return self.action_names.index(TURN)
 
     @cached_property
     def forward(self) -> int:
-        """Which action is the speed ahead, m/s."""
+        """Index of the action that is the forward speed, m/s."""
         return self.action_names.index(FORWARD)
 
     def to_dict(self) -> dict:
@@ -245,7 +245,7 @@ def _camera(values: object) -> Camera | None:
 
 
 def _smallest(field: Field) -> int:
-    """Return the smallest whole number that a field may have: 0 where that stands for nothing."""
+    """Return the smallest whole number that a field may have: 0 where that means none."""
     return 0 if field.default in (0, ()) else 1
 
 
@@ -268,7 +268,7 @@ def _tuple(item: Callable[[Any, int], bool], length: int | None = None) -> Calla
     return check
 
 
-# What a description's value must be, by the type of the field that it is for.
+# Checks of a description's values, by the type of their field.
 _FORMS: dict[str, Callable[[Any, int], bool]] = {
     'int': _whole, 'float': _real, 'str': _words, 'tuple[str, ...]': _tuple(_words), 'tuple[float, ...]': _tuple(_real),
     'tuple[int, int]': _tuple(_whole, 2), 'Camera | None': lambda value, _: value is None or isinstance(value, Camera),
@@ -277,11 +277,11 @@ _FORMS: dict[str, Callable[[Any, int], bool]] = {
 
 
 def _tuples(value: object) -> object:
-    """Lists, as JSON has them, to tuples."""
+    """Convert lists, as JSON has them, to tuples."""
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
-SIMULATED = Camera(vertical_fov=90.0, height=0.25, pitch=8.0)  # worldmodel_ros/sim/scene.py, which draws around it
+SIMULATED = Camera(vertical_fov=90.0, height=0.25, pitch=8.0)  # nominal in worldmodel_ros/sim/scene.py, which randomises it
 
 TINY = Preset(
     name='tiny', image_size=(64, 64), vae_width=32, vae_downsample=8, latent_channels=16, patch=2,
@@ -294,27 +294,27 @@ NO_SINKS = {'sink_frames': 0, 'sink_statistics': 0.0, 'sink_statistics_after': 0
 
 SMALL = replace(TINY, name='small', image_size=(128, 128), vae_width=48, width=512, depth=8, heads=8, **NO_SINKS)
 
-# The same with the autoencoder of tiny: what small_tiles is compared with after the same minutes of training.
+# ``small`` with the autoencoder of ``tiny``, to compare with ``small_tiles`` after the same minutes of training.
 SMALL_NARROW = replace(SMALL, name='small_narrow', vae_width=32)
 
-# No weights of this size are shipped: it serves to measure speed, with random ones.
+# For speed measurements with random weights: none of this size are shipped.
 BASE = replace(TINY, name='base', image_size=(256, 256), vae_width=64, width=1024, depth=16, heads=8,
                head_features=32, **NO_SINKS)
 
-# No weights of these sizes either. Four of the six cache layers see the 18 tiles of this slab and the one before that are
-# around, two the whole window at their place: 27 tiles on average.
+# No weights of these sizes either. Four of the six cache layers see the 18 surrounding tiles of this slab and the previous
+# one, two see the whole window at their place: 27 tiles on average.
 ROBOT_3B = replace(BASE, name='robot_3b', patch=1, width=3072, depth=18, heads=24, chunk_frames=16, window_frames=160,
                    head_features=8, cache_every=3, tile=(4, 8, 8), patterns=((2, 3, 3), (2, 3, 3), (0, 1, 1)),
                    sink_slabs=1)
 
-# The 3-D cache at a size that can be trained on one GPU: 16,384 tokens, half of them the window's and half of keyframes. Cache
-# layers see in turn the whole plane of the newest four slabs and their own place in all slabs; heads are as wide as the kernels
-# of Hopper GPUs take them.
+# The 3-D cache at a size that can be trained on one GPU: 16,384 tokens, half the window's and half the keyframes'. Cache layers
+# see in turn the whole plane of the newest four slabs and their own place in all slabs; heads have the width that the Hopper
+# kernels take.
 SMALL_TILES = replace(TINY, name='small_tiles', image_size=(128, 128), patch=1, depth=15, heads=2, window_frames=32,
                       head_features=8, cache_every=3, tile=(4, 8, 8), patterns=((4, 0, 0), (0, 1, 1)), sink_slabs=1,
                       keyframe_slabs=8, heading_pairs=8, **NO_SINKS)
 
-# The same parts with next to no work in them, so that training over tiles can be tried on a CPU. It learns nothing.
+# The same parts with hardly any work, to try training over tiles on a CPU. It learns nothing.
 SMOKE_TILES = replace(SMALL_TILES, name='smoke_tiles', image_size=(64, 64), width=64, depth=6, heads=2, window_frames=16,
                       tile=(4, 4, 4), patterns=((2, 0, 0), (0, 1, 1)), keyframe_slabs=2, heading_pairs=2)
 

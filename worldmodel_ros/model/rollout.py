@@ -2,8 +2,8 @@
 Dense autoregressive rollout: chunk after chunk for many streams in one batch, with keys and values as plain tensors.
 
 A session makes the same passes for one robot at a time, through a back end and on pages (``engine.sampler``). Training and
-evaluation roll out hundreds of streams at once, a 32-step teacher takes more than four hundred passes for five seconds, and
-neither needs pages. A test compares both with a session.
+evaluation need no pages and roll out hundreds of streams at once, and a 32-step teacher takes more than four hundred passes for
+five seconds. A test compares both with a session.
 """
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Streams:
     What B streams have committed up to frame ``newest``: keys and values (L, B, H, n * P, d) of the last n frames.
 
     latent (B, h, w, Z), of the newest frame; observed: the newest frame that was observed, not predicted; sinks: those of
-    ``Rollout.sinks``, or () where the window simply rolls on.
+    ``Rollout.sinks``, or () for a plain rolling window.
     """
 
     newest: int
@@ -41,7 +41,7 @@ class Streams:
 
 
 AnyStreams = TypeVar('AnyStreams', bound=Streams)
-# Of a chunk z, its predicted clean latents, the step's index and the chunk's place in the rollout: z after the step.
+# Maps a chunk z, its predicted clean latents, the step's index and the chunk's place in the rollout to z after the step.
 Update = Callable[[Tensor, Tensor, int, slice], Tensor]
 
 
@@ -50,18 +50,18 @@ class Rollout:
 
     def __init__(self, dit: DiT) -> None:
         self.dit, self.preset = dit, dit.preset
-        self._masks: dict[tuple[int, int, bool], Tensor] = {}  # few; with one a pass, the host would be slower than a GPU
+        self._masks: dict[tuple[int, int, bool], Tensor] = {}  # one per pass would make the host slower than a GPU
 
     def observe(self, latents: Tensor, actions: Tensor) -> Streams:
-        """Commit frames (B, T, h, w, Z), the first of their streams, and the actions (B, T, A) that led to them."""
+        """Start streams from frames (B, T, h, w, Z) and the actions (B, T, A) that led to them."""
         return self.commit(None, latents, actions)[0]
 
     def commit(self, streams: AnyStreams | None, latents: Tensor, actions: Tensor, rotary: Tensor | None = None
                ) -> tuple[AnyStreams | Streams, Tensor]:
         """
-        Return streams that go on with clean frames (B, T, h, w, Z), and the frames' features (B, T, P, D).
+        Return streams extended by clean frames (B, T, h, w, Z), and the frames' features (B, T, P, D).
 
-        None begins streams. ``rotary``: of these frames, computed here if not given.
+        ``streams`` None starts new ones. ``rotary``: of these frames, computed here if not given.
         """
         first = 0 if streams is None else streams.newest + 1
         _, features, keys, values = self._pass(streams, first, latents, 1.0, FLOW, actions, rotary, committed=True)
@@ -77,7 +77,7 @@ class Rollout:
         Return the sinks (``Preset.sinks_from``) of streams of observed frames: latents (B, n, h, w, Z) of the last n, and their
         keys and values (L, B, H, n * P, d) as frames 0 to n - 1; () for a preset without.
 
-        The first frame stands for those before it.
+        If fewer than n were observed, the first is repeated.
         """
         count = self.preset.sink_frames
         if not count:
@@ -89,14 +89,15 @@ class Rollout:
     def roll(self, streams: AnyStreams, noise: Tensor, actions: Tensor, steps: Steps, update: Update | None = None,
              commit_last: bool = True) -> tuple[Tensor, AnyStreams]:
         """
-        Predict latents (B, N, h, w, Z) under actions (B, N, A) from noise (B, N, h, w, Z), a chunk committed before the next.
+        Predict latents (B, N, h, w, Z) under actions (B, N, A) from noise (B, N, h, w, Z), each chunk committed before the
+        next.
 
-        N is a multiple of chunk_frames. ``update`` makes the steps, by default as a session does. Returns the streams to go
-        on from, too; without ``commit_last`` those before the last chunk, which saves a pass.
+        N is a multiple of chunk_frames. ``update`` makes the steps, by default as a session does. Also returns the streams to
+        continue from; without ``commit_last`` those before the last chunk, which saves a pass.
         """
         preset, size, total = self.preset, self.preset.chunk_frames, actions.shape[1]
         begin, chunks = streams.newest + 1, []
-        # One copy to the device for all chunks: with one a pass, the host would wait for the device.
+        # One copy to the device for all chunks: with one per pass, the host would wait for the device.
         rotary = self._rotary(begin + np.arange(total), noise.device)
         for first in range(0, total, size):
             chunk, predicted = slice(first, first + size), streams.newest - streams.observed
@@ -127,9 +128,9 @@ class Rollout:
 
     def _with_sinks(self, streams: AnyStreams) -> AnyStreams:
         """
-        Put the sinks in the place of the oldest frames of the window.
+        Replace the oldest frames of the window by the sinks.
 
-        A session commits them there again; but as attention depends on differences in time only, rotating the keys does.
+        A session commits them there again; as attention depends on time differences only, rotating the keys is equivalent.
         """
         _, keys, values = streams.sinks
         oldest = max(0, streams.newest + 1 - self.preset.window_frames)
@@ -140,7 +141,7 @@ class Rollout:
 
     def _pass(self, streams: Streams | None, first: int, latents: Tensor, tau: float, row: int, actions: Tensor,
               rotary: Tensor | None, committed: bool = False) -> tuple[Tensor, ...]:
-        """``DiT.forward`` of frames from number ``first`` on, over the streams' window."""
+        """Run ``DiT.forward`` on frames from number ``first`` on, over the streams' window."""
         device, count = latents.device, latents.shape[1]
         window = (None, None) if streams is None else (streams.keys, streams.values)
         shape = (0 if streams is None else streams.keys.shape[3] // self.preset.tokens, count, committed)
@@ -158,10 +159,10 @@ class Rollout:
 
 def frame_mask(preset: Preset, window: int, frames: int, committed: bool) -> np.ndarray:
     """
-    Return the additive mask (T, window + T) between frames, of a block of T frames after a window of so many.
+    Return the additive mask (T, window + T) between frames, for a block of T frames after a window.
 
-    A block that is committed is causal, and none of its frames sees further back than its own window; one that is denoised
-    sees all of itself.
+    A committed block is causal, and none of its frames sees further back than its own window; a block to be denoised sees all
+    of itself.
     """
     t = np.arange(window, window + frames)
     age = (t if committed else np.full(frames, window))[:, None] - np.arange(window + frames)

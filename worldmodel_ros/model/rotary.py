@@ -1,9 +1,8 @@
-"""Where tokens are: their order in a frame, and the phases of the 3-D rotary embedding, which a session computes for every
-pass, without torch.
+"""Token order in a frame, and phases of the 3-D rotary embedding, which a session computes for every pass without torch.
 
-Of a preset with ``heading_pairs``, some pairs turn with the robot instead of with time, the n-th by n times its heading as its
-actions tell it: so attention finds, among all frames of a window, those that looked the same way. From times alone it would
-have to add up what was turned since each of them.
+In a preset with ``heading_pairs``, some pairs rotate with the robot's heading instead of time, the n-th by n times the heading
+that its actions give, so that attention finds the frames of a window that looked the same way. From times alone it would have
+to add up all turns since each of them.
 """
 from __future__ import annotations
 
@@ -23,10 +22,10 @@ SPACE_WAVELENGTH = 32.0
 
 
 def rotary_angles(preset: VideoPreset, times: np.ndarray) -> np.ndarray:
-    """Cosines and sines of the 3-D rotary embedding (axial RoPE, Su et al. 2021), float32 (2, T, P, head_dim / 2).
+    """Return cosines and sines of the 3-D rotary embedding (axial RoPE, Su et al. 2021), float32 (2, T, P, head_dim / 2).
 
-    ``times`` (T,) are absolute frame numbers of a session. Only differences of positions reach the attention, so a
-    session may run for hours: the phases are reduced in float64, and stay exact where float32 would have drifted.
+    ``times`` (T,) are absolute frame numbers of a session. Only differences of positions reach the attention, so a session may
+    run for hours: phases are reduced in float64, and stay exact where float32 would have drifted.
     """
     time, space = time_rotation(preset, times), space_rotation(preset)
     heading = np.broadcast_to(heading_rotation(preset, 0.0), (2, len(time[0]), preset.heading_pairs))
@@ -37,23 +36,23 @@ def rotary_angles(preset: VideoPreset, times: np.ndarray) -> np.ndarray:
 
 
 def time_rotation(preset: VideoPreset, times: np.ndarray) -> np.ndarray:
-    """The pairs of ``rotary_angles`` that turn with time, which come first: float32 (2, T, pairs)."""
+    """Return the pairs of ``rotary_angles`` that rotate with time, which come first: float32 (2, T, pairs)."""
     return _rotation(np.asarray(times, np.float64), _split(preset)[0], TIME_WAVELENGTH)
 
 
 def heading_rotation(preset: VideoPreset, heading: float) -> np.ndarray:
-    """The pairs of a frame that turn with the robot, which come after those of time: float32 (2, 1, heading_pairs)."""
+    """Return a frame's pairs that rotate with the robot's heading, after those of time: float32 (2, 1, heading_pairs)."""
     phase = heading * np.arange(1, preset.heading_pairs + 1)[None]
     return np.stack([np.cos(phase), np.sin(phase)]).astype(np.float32)
 
 
 def heading_after(preset: Preset, heading: float, actions: np.ndarray) -> float:
-    """Heading [rad] after actions (T, A), in [0, 2 pi), as float32 has it, which a saved session keeps."""
+    """Return the heading [rad] after actions (T, A), in [0, 2 pi), rounded to float32 as in a saved session."""
     return float(np.float32((heading + preset.step_period * float(np.sum(actions[:, preset.turn]))) % (2.0 * math.pi)))
 
 
 def poses_along(preset: Preset, actions: np.ndarray, start: Sequence[float] = (0.0, 0.0, 0.0)) -> np.ndarray:
-    """x, y [m] and heading [rad] after each of the actions (T, A) of a robot at ``start``: float64 (T, 3)."""
+    """Return x, y [m] and heading [rad] after each of the actions (T, A) of a robot at ``start``: float64 (T, 3)."""
     twists = actions[:, [preset.forward, preset.turn]].astype(np.float64)
     heading = start[2] + preset.step_period * twists[:, 1].cumsum()
     begun = np.zeros((len(twists), 3))
@@ -63,7 +62,7 @@ def poses_along(preset: Preset, actions: np.ndarray, start: Sequence[float] = (0
 
 
 def shift_in_time(preset: VideoPreset, frames: int) -> np.ndarray:
-    """Cosines and sines that move what is rotated already by so many frames: float32 (2, 1, head_dim / 2)."""
+    """Return cosines and sines that move already rotated vectors by ``frames``: float32 (2, 1, head_dim / 2)."""
     time = time_rotation(preset, np.array([frames]))
     stays = np.zeros((2, 1, preset.head_dim // 2 - time.shape[-1]), np.float32)
     stays[0] = 1.0
@@ -72,8 +71,8 @@ def shift_in_time(preset: VideoPreset, frames: int) -> np.ndarray:
 
 @lru_cache(maxsize=8)
 def space_rotation(preset: VideoPreset) -> np.ndarray:
-    """The other pairs, which differ from token to token: float32 (2, P, pairs), tokens in the DiT's order; not to be
-    written to."""
+    """Return the spatial pairs, which differ from token to token: float32 (2, P, pairs), tokens in the DiT's order. The
+    array is cached: do not write to it."""
     order = token_order(preset)
     rows, columns = np.divmod(np.arange(preset.tokens) if order is None else order, preset.grid[1])
     count = _split(preset)[1]
@@ -81,13 +80,13 @@ def space_rotation(preset: VideoPreset) -> np.ndarray:
 
 
 def token_order(preset: VideoPreset) -> np.ndarray | None:
-    """Which token of a frame, counted row by row, each of the DiT's is: int64 (tokens,), tile by tile in Z-order for a
-    preset with tiles; None where they are counted row by row, too."""
+    """Return the row-major index in the frame of each of the DiT's tokens: int64 (tokens,), tile by tile in Z-order for a
+    preset with tiles; None if they are in row-major order, too."""
     return None if preset.tile is None else TileLayout(preset.tile, preset.grid).frame_order
 
 
 def _split(preset: VideoPreset) -> tuple[int, int]:
-    """Pairs for time, without those for the heading, and for each axis of space."""
+    """Return the number of pairs for time, without those for the heading, and for each axis of space."""
     pairs = preset.head_dim // 2
     return pairs - 2 * (pairs // 3) - preset.heading_pairs, pairs // 3
 

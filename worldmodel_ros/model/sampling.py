@@ -25,7 +25,7 @@ _MIN_STD = 1e-6  # divisor
 
 @dataclass(frozen=True)
 class Steps:
-    """How a chunk is denoised: in ``count`` equal steps, each of a row of the step embedding."""
+    """How a chunk is denoised: in ``count`` equal steps, each with the same row of the step embedding."""
 
     row: int
     count: int
@@ -37,14 +37,14 @@ class Steps:
 
 
 TEACHER, TWO_STEP, ONE_STEP = Steps(FLOW, 32), Steps(HALF, 2), Steps(WHOLE, 1)
-# The flow cut short, which was not trained for so few steps.
+# The teacher's flow in fewer steps than it was trained for.
 TRUNCATED, TRUNCATED_ONE = Steps(FLOW, 2), Steps(FLOW, 1)
 
 
 def adain(latents: Array, like: Array, share: float) -> Array:
     """
-    Return latents (..., T, h, w, Z) whose per-channel mean and standard deviation are moved by ``share`` to those of ``like``
-    (..., T', h, w, Z): 0 changes nothing, 1 is adaptive instance normalisation (Huang and Belongie 2017).
+    Return latents (..., T, h, w, Z) whose per-channel mean and standard deviation are moved by ``share`` towards those of
+    ``like`` (..., T', h, w, Z): 0 changes nothing, 1 is adaptive instance normalisation (Huang and Belongie 2017).
     """
     mean, std = _moments(latents)
     target_mean, target_std = _moments(like)

@@ -1,18 +1,18 @@
 """
-Forecast of the scene: where things are and will be, whatever the robot does, from camera and wheels.
+Scene forecast from camera and wheel odometry: where things are and will be, whatever the robot does.
 
-A causal transformer over a window of frames. Each frame is 16 image tokens and a *slot token* for each thing that there may
-be, which attends to the images and to the slots before it; heads read from a slot whether the thing is there, where it is and
-where it will be at HORIZONS. What moves by itself is forecast once for all candidate actions, so that nothing about it can be
-read off the robot's own actions; what the robot does is added by its motion (``motion``).
+A causal transformer over a window of frames. Each frame is 16 image tokens and a *slot token* for each possible thing, which
+attends to the images and to the slots before it; heads read from a slot whether the thing is there, where it is and where it
+will be at HORIZONS. What moves by itself is forecast once for all candidate actions, so that nothing about it can be inferred
+from the robot's own actions; the effect of these is added from the robot's motion (``motion``).
 
-The robot's own motion is taken out of the scene by the attention itself: a part of each head's queries, keys and values are
-points of the plane, which are moved from the base_link of their frame to that of the one that looks, by the wheels' odometry
-(geometric transform attention, Miyato et al. 2024, for SE(2)); the other part is rotated by the time between the two frames
-in the same way. Keys and values are kept in the odometry's frame, so a window never has to be computed again.
+The attention itself removes the robot's own motion from the scene: part of each head's queries, keys and values are points of
+the plane, transformed from the base_link of their frame to that of the querying frame by wheel odometry (geometric transform
+attention, Miyato et al. 2024, for SE(2)); the rest is rotated by the time between the two frames in the same way. Keys and
+values are kept in the odometry frame, so a window never has to be recomputed.
 
-Three rungs: ``passes`` 0 reads places off the image tokens alone, without any future; 1 adds the slots, in the same pass over
-the network; 2 lets a second pass over the network see the first one's forecast and correct it.
+Three variants: ``passes`` 0 reads places off the image tokens alone, without any future; 1 adds the slots, in the same pass
+over the network; 2 lets a second pass see the first one's forecast and correct it.
 """
 from __future__ import annotations
 
@@ -34,18 +34,20 @@ from .world_model import WorldModel
 
 HORIZONS = (2, 4, 8, 16, 32)  # frames ahead
 SLOTS = 12  # things: the four goal objects, balls by colour (3), and other movers (5), in any order
-SCALE = 2.0  # m, of the numbers that the heads give
-QUERIES = SLOTS + 1  # tokens of a frame besides the image's: the slots, and one for the walls
+SCALE = 2.0  # m, unit of the heads' outputs
+QUERIES = SLOTS + 1  # tokens per frame besides the image's: the slots, and one for the walls
 WALLS = 6  # cosine and sine of four times the first wall's direction, and metres to each wall
-_UNIT = 2.0  # m, of the points
-_SLOWEST = 96.0  # frames a radian, of the rotation by time
+_UNIT = 2.0  # m, unit of the points
+_SLOWEST = 96.0  # frames per radian, of the slowest rotation by time
 
 
 @dataclass
 class Present:
-    """What the image tells of this moment: ``presence`` (..., SLOTS), logits of being there and seen lately; ``now``
-    (..., SLOTS, 4), x and y in base_link in units of SCALE, and the logarithms of the error's scale in m along the line of
-    sight and across it; ``walls`` (..., 6)."""
+    """What the image alone tells of the current frame.
+
+    ``presence`` (..., SLOTS): logits of being there and seen lately; ``now`` (..., SLOTS, 4): x and y in base_link in units of
+    SCALE, and the log scales of the error in m along and across the line of sight; ``walls`` (..., 6).
+    """
 
     presence: Tensor
     now: Tensor
@@ -54,15 +56,18 @@ class Present:
 
 @dataclass
 class Ahead(Present):
-    """What the slots tell; ``paths`` (..., J, SLOTS, 4) besides, at HORIZONS, in base_link of this moment, as ``now``."""
+    """What the slots tell; adds ``paths`` (..., J, SLOTS, 4) at HORIZONS, in the current base_link, like ``now``."""
 
     paths: Tensor
 
 
 @dataclass
 class Places:
-    """Where frames are, for the attention: ``cos``, ``sin``, ``x`` and ``y`` (..., N) of the pose of each token's frame in the
-    odometry's frame, in units of the points; ``turn`` (2, ..., N, pairs), cosine and sine of the rotation by time."""
+    """Poses and times of tokens, for the attention.
+
+    ``cos``, ``sin``, ``x`` and ``y`` (..., N): pose of each token's frame in the odometry frame, in units of the points;
+    ``turn`` (2, ..., N, pairs): cosine and sine of the rotation by time.
+    """
 
     cos: Tensor
     sin: Tensor
@@ -72,31 +77,33 @@ class Places:
 
     @classmethod
     def of(cls, poses: Tensor, times: Tensor, pairs: int) -> Places:
-        """Poses (..., N, 3), m and rad, and times (..., N) in frames; ``pairs`` of a head's channels tell the time."""
+        """Return those of poses (..., N, 3), m and rad, and times (..., N) in frames; ``pairs`` of a head's channels encode
+        time."""
         angle = times.double()[..., None] * _rates(pairs).to(times.device)
         return cls(poses[..., 2].cos(), poses[..., 2].sin(), poses[..., 0] / _UNIT, poses[..., 1] / _UNIT,
                    torch.stack([angle.cos(), angle.sin()]).float())
 
     def at(self, index: Tensor) -> Places:
-        """Those of some tokens, index (M,)."""
+        """Return those of the tokens at index (M,)."""
         return Places(*(part.index_select(-1, index) for part in (self.cos, self.sin, self.x, self.y)),
                       self.turn.index_select(-2, index))
 
     def to_odom(self, x: Tensor) -> Tensor:
-        """Points and times of keys or values (B, H, N, d) from their own frames to the odometry's."""
+        """Transform points and times of keys or values (B, H, N, d) from their own frames to the odometry frame."""
         a, b, c, rest = _split(x)
         cos, sin, tx, ty = self._parts()
         return self._join(cos * a - sin * b + tx * c, sin * a + cos * b + ty * c, c, rest)
 
     def to_base(self, x: Tensor) -> Tensor:
-        """What was attended to, (B, H, N, d), from the odometry's frame to that of each token; the inverse of ``to_odom``."""
+        """Transform attention outputs (B, H, N, d) from the odometry frame to each token's; the inverse of ``to_odom``."""
         a, b, c, rest = _split(x)
         cos, sin, tx, ty = self._parts()
         a, b = a - tx * c, b - ty * c
         return self._join(cos * a + sin * b, cos * b - sin * a, c, rest, back=True)
 
     def query(self, x: Tensor) -> Tensor:
-        """Queries (B, H, N, d), so that their product with a key of ``to_odom`` is that of both in the query's frame."""
+        """Transform queries (B, H, N, d) so that their product with keys of ``to_odom`` is that of both in the query's
+        frame."""
         a, b, c, rest = _split(x)
         cos, sin, tx, ty = self._parts()
         a, b = cos * a - sin * b, sin * a + cos * b
@@ -117,7 +124,7 @@ def _rates(pairs: int) -> Tensor:
 
 
 def _points(head_dim: int) -> int:
-    """How many triples of a head's channels are points of the plane (x, y, 1); the others are rotated by time."""
+    """Return how many triples of a head's channels are points of the plane (x, y, 1); the others are rotated by time."""
     return 2 * (3 * head_dim // 32)
 
 
@@ -127,7 +134,7 @@ def _split(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 class _Layer(nn.Module):
-    """Attention between tokens that move, then an MLP, each after a norm and on a residual."""
+    """Attention between tokens with poses, then an MLP, each pre-norm and residual."""
 
     def __init__(self, width: int, heads: int, depth: int) -> None:
         super().__init__()
@@ -142,8 +149,8 @@ class _Layer(nn.Module):
 
     def forward(self, x: Tensor, places: Places, sees: Tensor | None, window: tuple[Tensor, Tensor] | None
                 ) -> tuple[Tensor, Tensor, Tensor]:
-        """x (B, N, D); sees: bool (N, S + N), or None where all is seen; window: keys and values (B, H, S, d) in the
-        odometry's frame. Returns x, and its own keys and values."""
+        """x (B, N, D); sees: bool (N, S + N), or None if everything is visible; window: keys and values (B, H, S, d) in the
+        odometry frame. Return x, and its own keys and values."""
         q, k, v = (part.unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2)
                    for part in self.qkv(self.norm1(x)).chunk(3, -1))
         q, k = places.query(self.q_norm(q)).to(v.dtype), places.to_odom(self.k_norm(k)).to(v.dtype)
@@ -154,14 +161,14 @@ class _Layer(nn.Module):
 
     def attend(self, queries: Tensor, own: tuple[Tensor, Tensor], window: tuple[Tensor, Tensor] | None, sees: Tensor | None
                ) -> Tensor:
-        """Attention of queries (B, H, N, d) to the window's keys and values and to their own, which come last in ``sees``."""
+        """Attend from queries (B, H, N, d) to the window's keys and values and to their own, which come last in ``sees``."""
         if window is not None:
             own = torch.cat([window[0], own[0]], 2), torch.cat([window[1], own[1]], 2)
         return F.scaled_dot_product_attention(queries, *own, attn_mask=sees)
 
 
 class _Head(nn.Sequential):
-    """Features (..., D) to numbers about them."""
+    """Maps features (..., D) to ``out`` numbers."""
 
     def __init__(self, width: int, out: int) -> None:
         super().__init__(nn.RMSNorm(width, eps=1e-6), nn.Linear(width, width), nn.SiLU(), nn.Linear(width, out))
@@ -173,7 +180,7 @@ Window = list[tuple[Tensor, Tensor]]  # each layer's keys and values, (B, H, fra
 
 
 class SceneForecast(nn.Module):
-    """Encoder, transformer and heads; image size, width, depth, heads and window are the preset's, one without tiles."""
+    """Encoder, transformer and heads; image size, width, depth, heads and window come from a preset without tiles."""
 
     def __init__(self, preset: Preset) -> None:
         super().__init__()
@@ -181,7 +188,7 @@ class SceneForecast(nn.Module):
         self.preset, self.per_frame = preset, preset.tokens + QUERIES
         self.pairs = (preset.head_dim - 3 * _points(preset.head_dim)) // 2
         self.encoder = Encoder(preset)
-        del self.encoder.out  # what leads to latents
+        del self.encoder.out  # used for latents only
         self.detail = nn.Conv2d(channels, d, preset.patch, stride=preset.patch)
         self.at = nn.Parameter(torch.randn(grid * grid, d) * 0.02)
         self.motion = nn.Sequential(nn.Linear(4, d), nn.SiLU(), nn.Linear(d, d))
@@ -197,7 +204,7 @@ class SceneForecast(nn.Module):
 
     @classmethod
     def from_world_model(cls, model: WorldModel) -> SceneForecast:
-        """A forecast that begins with a trained model's encoder, which is copied."""
+        """Return a forecast that starts from a copy of a trained model's encoder."""
         forecast = cls(model.preset)
         state = {name: value for name, value in model.vae.encoder.state_dict().items() if not name.startswith('out.')}
         forecast.encoder.load_state_dict(state)
@@ -205,7 +212,7 @@ class SceneForecast(nn.Module):
 
     @classmethod
     def load(cls, folder: Path, device: torch.device | str = 'cpu') -> SceneForecast:
-        """Read what ``checkpoint.save`` wrote of a forecast. Raises ModelError where that does not fit."""
+        """Load a forecast that ``checkpoint.save`` wrote. Raises ModelError if it does not fit."""
         forecast, state = cls(read_description(folder).preset), {}
         for file in weight_files(folder):
             state |= load_file(file)
@@ -216,21 +223,22 @@ class SceneForecast(nn.Module):
         return forecast.eval().to(device)
 
     def look(self, images: Tensor, previous: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Images (B, 3, H, W) in [-1, 1] and the features of the frame before to image tokens (B, P, D) and features."""
+        """Return image tokens (B, P, D) and features of images (B, 3, H, W) in [-1, 1], given the previous frame's features."""
         features = self.encoder.down(images)
         mixed = self.encoder.mix(features, features if previous is None else previous)
         return self.detail(F.silu(mixed)).flatten(2).transpose(1, 2) + self.at, features
 
     def enter(self, looks: Tensor, executed: Tensor, measured: Tensor) -> Tensor:
-        """Tokens (B, T, P + QUERIES, D) of frames: ``looks`` (B, T, P, D) by ``look``; ``executed`` (B, T, 2), the commands
-        over the period before each, and ``measured`` (B, T, 2) by the wheels, m/s and rad/s."""
+        """Return the tokens (B, T, P + QUERIES, D) of frames: ``looks`` (B, T, P, D) from ``look``; ``executed`` (B, T, 2),
+        the commands over the period before each, and ``measured`` (B, T, 2), the wheels' twists, m/s and rad/s."""
         motion = self.motion(torch.cat([executed, measured], -1))[:, :, None]
         query = self.query.to(looks.dtype).expand(*looks.shape[:2], -1, -1)
         return torch.cat([looks, query], 2) + motion
 
     def through(self, x: Tensor, places: Places, sees: Tensor | None, window: Window | None = None
                 ) -> tuple[Tensor, Window]:
-        """x (B, N, D) through the layers: features, and the keys and values of x. ``sees`` and ``window`` as in a layer."""
+        """Return the features of x (B, N, D) after all layers, and its keys and values. ``sees`` and ``window`` as in a
+        layer."""
         added = []
         for number, layer in enumerate(self.layers):
             x, keys, values = layer(x, places, sees, None if window is None else window[number])
@@ -238,28 +246,29 @@ class SceneForecast(nn.Module):
         return x, added
 
     def read_present(self, images: Tensor) -> Present:
-        """What the features of a frame's image tokens (..., P, D) tell."""
+        """Read the features of a frame's image tokens (..., P, D)."""
         walls, things = self.present(self.squeeze(images).flatten(-2)).split([WALLS, 5 * SLOTS], -1)
         things = things.unflatten(-1, (SLOTS, 5))
         return Present(things[..., 0], things[..., 1:], walls)
 
     def read_slots(self, features: Tensor) -> Ahead:
-        """What the features of a frame's slots and walls (..., QUERIES, D) tell."""
+        """Read the features of a frame's slots and walls (..., QUERIES, D)."""
         return _ahead(self.slot(features[..., :SLOTS, :]), self.wall(features[..., SLOTS, :]))
 
     def doubt(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens of the second pass (..., QUERIES, D) from the features of the first, and what it said (..., SLOTS, F)."""
+        """Return the second pass's tokens (..., QUERIES, D) from the first's features, and the first's outputs
+        (..., SLOTS, F)."""
         said = self.slot(features[..., :SLOTS, :]).detach()
         tokens = features + self.again
         return torch.cat([tokens[..., :SLOTS, :] + self.believed(said), tokens[..., SLOTS:, :]], -2), said
 
     def read_again(self, features: Tensor, said: Tensor) -> Ahead:
-        """What the second pass tells: corrections of what the first ``said``."""
+        """Read the second pass's features: corrections of what the first ``said``."""
         return _ahead(said + self.corrected(features[..., :SLOTS, :]), self.wall(features[..., SLOTS, :]))
 
     def forward(self, images: Tensor, executed: Tensor, measured: Tensor, anchors: Tensor) -> tuple[Present, Ahead, Ahead]:
-        """Training: clips (B, T, 3, H, W). What each frame tells without and with a pass, (B, T, ...), and what two passes
-        tell of the frames ``anchors`` (A,), (B, A, ...)."""
+        """Run training clips (B, T, 3, H, W). Return what each frame tells without and with a pass, (B, T, ...), and what
+        two passes tell of the frames ``anchors`` (A,), (B, A, ...)."""
         (b, t), own = images.shape[:2], self.per_frame
         tokens, queries = self.preset.tokens, torch.arange(QUERIES, device=images.device)
         features = self.encoder.down(images.flatten(0, 1)).unflatten(0, (b, t))
@@ -282,21 +291,21 @@ class SceneForecast(nn.Module):
                 self.read_again(corrected.unflatten(1, (len(anchors), QUERIES)), said))
 
     def sees(self, looking: Tensor, seen: Tensor) -> Tensor:
-        """Whether tokens of frames ``looking`` (N,) may attend to those of frames ``seen`` (M,): bool (N, M)."""
+        """Return whether tokens of frames ``looking`` (N,) may attend to those of frames ``seen`` (M,): bool (N, M)."""
         back = looking[:, None] - seen
         return (back >= 0) & (back <= self.preset.window_frames)
 
 
 def _ahead(numbers: Tensor, walls: Tensor) -> Ahead:
     now, steps = numbers[..., 1:5], numbers[..., 5:].unflatten(-1, (len(HORIZONS), 4)).movedim(-2, -3)
-    # A path is told as the way from where the thing is: what stands then stays by itself.
+    # Paths are predicted relative to the present position, so that a thing at rest stays by default.
     paths = torch.cat([steps[..., :2] + now[..., None, :, :2], steps[..., 2:]], -1)
     return Ahead(numbers[..., 0], now, walls, paths)
 
 
 def odometry(measured: Tensor, period: float = 0.1) -> Tensor:
-    """Poses (B, T, 3), m and rad, of frames by the twists (B, T, 2) that the wheels measured over the period before each;
-    along arcs, from where the robot stood a period before the first."""
+    """Integrate wheel twists (B, T, 2), each measured over the period before a frame, to poses (B, T, 3), m and rad; along
+    arcs, from the robot's pose one period before the first frame."""
     turn = measured[..., 1] * period
     yaw = turn.cumsum(-1)
     heading = yaw - turn / 2
@@ -305,10 +314,10 @@ def odometry(measured: Tensor, period: float = 0.1) -> Tensor:
 
 
 class ForecastStream:
-    """One robot's forecasts, frame by frame, on a CPU: the window is kept as keys and values. Not thread-safe."""
+    """One robot's forecasts, frame by frame, on a CPU, with the window cached as keys and values. Not thread-safe."""
 
     def __init__(self, forecast: SceneForecast, passes: int = 1) -> None:
-        """``passes``, where ``observe`` is not told: 0 (the image alone, nothing moves), 1 or 2."""
+        """``passes``: default for ``observe``; 0 (the image alone, nothing moves), 1 or 2."""
         self._forecast, self._passes = forecast, passes
         self._window: Window | None = None
         self._features: Tensor | None = None
@@ -318,9 +327,9 @@ class ForecastStream:
     @torch.inference_mode()
     def observe(self, image: np.ndarray, executed: np.ndarray, measured: np.ndarray, passes: int | None = None
                 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Take a frame uint8 (H, W, 3), the command and the wheels' twist (2,) over the period before it; give the
-        probability that each thing is there, (SLOTS,), where it is at times 0 and HORIZONS, (1 + J, SLOTS, 2) in m in
-        base_link of this moment, and the walls, (6,)."""
+        """Take a frame uint8 (H, W, 3), and the command and the wheels' twist (2,) over the period before it. Return the
+        probability that each thing is there, (SLOTS,), its position at times 0 and HORIZONS, (1 + J, SLOTS, 2) in m in the
+        current base_link, and the walls, (6,)."""
         net, tokens, own = self._forecast, self._forecast.preset.tokens, self._forecast.per_frame
         passes = self._passes if passes is None else passes
         picture = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)[None].float() / 127.5 - 1.0

@@ -1,8 +1,8 @@
-"""Attention of a model with tiles: within frames, and over whole tiles of pages, the block's own among them.
+"""Attention of a model with tiles: within frames, and over whole tiles of pages, including the block's own.
 
-A pass has some groups of frames: those of a tile's length that a chunk to be denoised is made of, or the frames of one
-slab that are committed. A cache layer writes the keys and values of each group to pages of its own first; then every
-query tile attends to the pages that its list names, and a window's page is no different from an own one.
+A pass has some groups of frames: those of a tile's length that make up a chunk to be denoised, or the frames of one slab that
+are committed. A cache layer first writes the keys and values of each group to pages of its own; then every query tile attends
+to the pages in its list, where the window's pages and own pages are treated alike.
 """
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from ..kernels.pages import Pool, TileLists
 if TYPE_CHECKING:
     from .dit import Block
 
-# Of what PyTorch has, only cuDNN's is written for Hopper; the others are for where it does not serve.
+# Of PyTorch's back ends only cuDNN's is written for Hopper; the others are fallbacks.
 FASTEST_FIRST = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION,
                  SDPBackend.MATH]
 
-QUERY_BLOCK = 128  # of a tile, for the attention to pages
+QUERY_BLOCK = 128  # queries of a tile per block, in the attention to pages
 
 
 class TileAttention(Protocol):
-    """What the layers of ``DiT.over_tiles`` attend by: qkv (B, T, P, 3, H, d) to (B, T, P, H * d)."""
+    """How the layers of ``DiT.over_tiles`` attend: qkv (B, T, P, 3, H, d) to (B, T, P, H * d)."""
 
-    rotary: Tensor  # of the tokens of x, (2, B * T * P, d / 2): by it is rotated what attends within frames
+    rotary: Tensor  # of the tokens of x, (2, B * T * P, d / 2), for layers that attend within frames
 
     def within_frames(self, qkv: Tensor) -> Tensor:
-        """Each frame attends to itself; queries and keys are normalised and rotated."""
+        """Attend within each frame; queries and keys are already normalised and rotated."""
 
     def over_tiles(self, layer: int, block: Block, qkv: Tensor) -> Tensor:
-        """Attend to tiles, as cache layer number ``layer``, and keep the block's own keys and values in its own
-        pages; queries and keys are not yet normalised nor rotated, which is done by the norms of the block."""
+        """Attend to tiles, as cache layer number ``layer``, and write the block's own keys and values to its own pages.
+        Queries and keys are not yet normalised or rotated; the norms are those of ``block``."""
 
 
 @dataclass(frozen=True)
 class OwnPages:
-    """Where a pass writes its keys and values: of the pool ``tier``, ``pages`` (groups * tiles,), each from the place
-    ``offsets`` on, where there are any, and ``counts`` tokens; all int32."""
+    """Where a pass writes its keys and values: ``pages`` (groups * tiles,) of the pool ``tier``, ``counts`` tokens in each,
+    from the place ``offsets`` on, if any; all int32."""
 
     tier: int
     pages: Tensor
@@ -54,8 +54,8 @@ class OwnPages:
 class PagedTiles:
     """The attention of one session's pass (B = 1), on any device.
 
-    shape: groups, frames of a group, tiles of a frame, tokens of a tile in a frame; rotary (2, T * P, d / 2), float32,
-    contiguous; pools and lists, by cache layer and tier, the lists for the tiles of each group in turn.
+    shape: groups, frames per group, tiles per frame, tokens of a tile in a frame; rotary (2, T * P, d / 2), float32,
+    contiguous; pools and lists by cache layer and tier, the lists for the tiles of each group in turn.
     """
 
     shape: tuple[int, int, int, int]
@@ -74,7 +74,7 @@ class PagedTiles:
                       block.q_norm.weight, block.k_norm.weight, own.offsets, order)
         if frames * run == pools[0].page_tokens:
             return paged_attention(q, pools, lists, by_frame=order).view(*qkv.shape[:3], heads * dim)
-        # Some frames of a slab alone: the kernels take blocks of queries.
+        # An incomplete slab is padded, since the kernels take whole blocks of queries.
         q = F.pad(q.view(groups * tiles, frames * run, heads, dim), (0, 0, 0, 0, 0, -frames * run % QUERY_BLOCK))
         out = paged_attention(q.view(-1, heads, dim), pools, lists).view(groups, tiles, -1, heads * dim)
         out = out[:, :, :frames * run].unflatten(2, (frames, run)).transpose(1, 2)
@@ -85,8 +85,8 @@ class PagedTiles:
 class PagedFrames:
     """The attention of one session's pass (B = 1) of a preset without tiles, whose pages are frames, on any device.
 
-    own: where the pass writes its keys and values, a page a frame; pools by cache layer; lists as ``split_attention`` takes
-    them, in ``splits`` parts, either of each frame's queries or of all together. rotary as of ``PagedTiles``.
+    own: where the pass writes its keys and values, one page per frame; pools by cache layer; lists as ``split_attention`` takes
+    them, in ``splits`` parts, either per frame of queries or for all together. rotary as in ``PagedTiles``.
     """
 
     rotary: Tensor
@@ -105,7 +105,7 @@ class PagedFrames:
 
 
 def attend_within_frames(qkv: Tensor) -> Tensor:
-    """``TileAttention.within_frames``."""
+    """Implement ``TileAttention.within_frames``."""
     b, t, p, _, heads, dim = qkv.shape
     q, k, v = qkv.flatten(0, 1).permute(2, 0, 3, 1, 4).unbind(0)
     with sdpa_kernel(FASTEST_FIRST, set_priority=True):

@@ -1,4 +1,4 @@
-"""FlexAttention under a mask of tiles: blocks of tokens that it leaves out are not computed."""
+"""FlexAttention under a mask of tiles: blocks that the mask leaves out are not computed."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-_compiled = torch.compile(flex_attention, dynamic=False)  # else it computes and masks everything
+_compiled = torch.compile(flex_attention, dynamic=False)  # uncompiled, it computes and masks everything
 
 BLOCK = 128  # tokens along each side of a block that is computed or left out
 
@@ -31,7 +31,7 @@ class FlexMask:
                                              mask_mod=_seen(units, unit), seq_lengths=lengths)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q (B, H, L, d), k and v (B, H, S, d) to (B, H, L, d), for the mask's lengths L and S."""
+        """Attend from q (B, H, L, d) to k and v (B, H, S, d), for the mask's lengths L and S; return (B, H, L, d)."""
         flex = _compiled if q.is_cuda else flex_attention
         return flex(q, k, v, block_mask=self.mask)
 
@@ -43,6 +43,6 @@ def _seen(units: Tensor, unit: int) -> Callable[[Tensor, Tensor, Tensor, Tensor]
 
 
 def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """How many blocks each row has, and which, first: int32 (1, 1, rows) and (1, 1, rows, columns)."""
+    """Return how many blocks each row has, int32 (1, 1, rows), and which, listed first, int32 (1, 1, rows, columns)."""
     order = blocks.byte().argsort(dim=-1, descending=True, stable=True)
     return blocks.sum(-1, dtype=torch.int32)[None, None], order.to(torch.int32)[None, None]

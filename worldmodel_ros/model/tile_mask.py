@@ -1,8 +1,8 @@
-"""Masks of a preset with tiles over frames that lie next to each other in one tensor, as training passes them.
+"""Masks of a preset with tiles, for frames that lie next to each other in one tensor, as in training.
 
-What a session's lists of pages say (``engine.tile_window``), as a mask: which frames a frame sees, and which tiles of the
-plane each tile does. FlexAttention (``tile_flex``) skips the blocks that a mask leaves out; ``dense`` is the definition, for
-CPUs and tests.
+They express what a session's page lists do (``engine.tile_window``): which frames a frame sees, and which tiles of the plane
+each tile sees. FlexAttention (``tile_flex``) skips the blocks that a mask leaves out; ``dense`` is the definition, for CPUs and
+tests.
 """
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ FOR_GOOD = np.iinfo(np.int64).max  # later than any frame
 
 @dataclass(frozen=True, eq=False)
 class FrameOrder:
-    """Frames of a session: ``times`` (T,) are their numbers, ascending; ``slabs`` (T,) the slabs that they count as; ``until``
-    (T,) the number of the first frame that no longer finds them in the cache."""
+    """Frames of a session: ``times`` (T,), their numbers, ascending; ``slabs`` (T,), the slabs that they count as; ``until``
+    (T,), the number of the first frame that no longer finds them in the cache."""
 
     times: np.ndarray
     slabs: np.ndarray
@@ -36,7 +36,7 @@ class FrameOrder:
 
     @classmethod
     def committed(cls, preset: VideoPreset, times: np.ndarray, until: np.ndarray | None = None) -> FrameOrder:
-        """Frames that are in their own slabs; without ``until``, they stay as long as the window holds them, and sinks for
+        """Return frames in their own slabs; without ``until``, they stay as long as the window holds them, and sinks for
         good."""
         slabs = times // preset.tile[0]
         if until is None:
@@ -46,15 +46,15 @@ class FrameOrder:
 
     @classmethod
     def chunk(cls, preset: VideoPreset, times: np.ndarray) -> FrameOrder:
-        """A chunk to be denoised: whole slabs, behind that of the frame before it, complete or not."""
+        """Return a chunk to be denoised: whole slabs, after that of the previous frame, complete or not."""
         frames = preset.tile[0]
         slabs = (times[0] - 1) // frames + 1 + np.arange(len(times)) // frames
         return cls(times, slabs, np.full(len(times), FOR_GOOD))
 
 
 def commit_frames(preset: VideoPreset, order: FrameOrder, slabs: int) -> np.ndarray:
-    """Which committed frames (T, T) each of them sees in a neighbourhood of so many ``slabs``, 0 for all: those up to itself in
-    its slab, and the slabs before it that are still in the cache."""
+    """Return which committed frames each of them sees, (T, T), in a neighbourhood of ``slabs``, 0 for all: those up to
+    itself in its slab, and the earlier slabs that are still in the cache."""
     times, own = order.times, order.slabs
     visible = (np.tril(np.ones((len(times),) * 2, bool))
                & ((order.until > times[:, None]) | (own[None] == own[:, None])))
@@ -62,7 +62,7 @@ def commit_frames(preset: VideoPreset, order: FrameOrder, slabs: int) -> np.ndar
 
 
 def chunk_sees(preset: VideoPreset, before: FrameOrder, chunk: FrameOrder, slabs: int) -> np.ndarray:
-    """Which of the committed frames ``before`` it (S) and of its own frames each frame of a chunk (T) sees, (T, S + T)."""
+    """Return which of the committed frames ``before`` a chunk (S) and of its own frames each of these (T) sees, (T, S + T)."""
     kept = (before.times < chunk.times[0]) & (before.until > chunk.times[0])
     visible = np.broadcast_to(np.concatenate([kept, np.ones(len(chunk.times), bool)]),
                               (len(chunk.times), len(kept) + len(chunk.times)))
@@ -71,8 +71,8 @@ def chunk_sees(preset: VideoPreset, before: FrameOrder, chunk: FrameOrder, slabs
 
 
 def _near(own: np.ndarray, others: np.ndarray, visible: np.ndarray, last: np.ndarray, size: int) -> np.ndarray:
-    """Which of the slabs ``others`` lie in the ``size`` around each of ``own``, moved inside from the first visible one to
-    ``last``, as ``cache.patterns`` has it; bool (own, others)."""
+    """Return which of the slabs ``others`` lie in the ``size`` around each of ``own``, shifted to stay between the first
+    visible one and ``last``, as in ``cache.patterns``; bool (own, others)."""
     if not size:
         return np.ones((len(own), len(others)), bool)
     first = np.where(visible, others, np.iinfo(np.int64).max).min(1)
@@ -81,7 +81,7 @@ def _near(own: np.ndarray, others: np.ndarray, visible: np.ndarray, last: np.nda
 
 
 def plane_tiles(preset: VideoPreset, rows: int, columns: int) -> np.ndarray:
-    """Which tiles of a plane each tile sees in a neighbourhood of (rows, columns) of tiles, bool (tiles, tiles)."""
+    """Return which tiles of a plane each tile sees in a neighbourhood of (rows, columns) of tiles, bool (tiles, tiles)."""
     layout = TileLayout(preset.tile, preset.grid)
     seen = np.ones((layout.tiles,) * 2, bool)
     for axis, size in enumerate((rows, columns)):
@@ -93,8 +93,8 @@ def plane_tiles(preset: VideoPreset, rows: int, columns: int) -> np.ndarray:
 class TileMask:
     """Attention of T frames to S frames, (T, S) bool on the device, whose tiles see ``tiles`` (tiles, tiles) of the plane.
 
-    Tokens lie frame by frame, within a frame tile by tile. Where each tile sees its own place alone, places are a batch: then
-    nothing is masked within a block but at its frames.
+    Tokens are ordered by frame, within a frame by tile. If each tile sees only its own place, places form a batch, in which
+    only frames are masked.
     """
 
     def __init__(self, preset: VideoPreset, frames: Tensor, tiles: np.ndarray):
@@ -102,9 +102,9 @@ class TileMask:
         self.run = preset.tokens // self.count
         self.frames, self.tiles = frames, torch.from_numpy(tiles).to(frames.device, non_blocking=True)
         self.column = bool((tiles == np.eye(len(tiles), dtype=bool)).all())
-        # Tokens that have one row of ``units``: those of a frame, or of a tile in a frame.
+        # Tokens that share a row of ``units``: those of a frame, or of a tile in a frame.
         self.unit = self.run if self.column or not tiles.all() else self.tokens
-        # Not where it is used: that is compiled, for any mask of this shape.
+        # Not in ``attend``, which is compiled for any mask of this shape.
         self.blocks = self.make_blocks() if frames.is_cuda else None
 
     @property
@@ -113,7 +113,7 @@ class TileMask:
         return self.frames if self.column or self.unit == self.tokens else torch.kron(self.frames, self.tiles)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q (B, H, T * P, d), k and v (B, H, S * P, d) to (B, H, T * P, d)."""
+        """Attend from q (B, H, T * P, d) to k and v (B, H, S * P, d); return (B, H, T * P, d)."""
         if self.blocks is None:
             return F.scaled_dot_product_attention(q, k, v, self.dense)
         if not self.column:
@@ -123,7 +123,7 @@ class TileMask:
         return out.view(b, self.count, heads, -1, self.run, dim).permute(0, 2, 3, 1, 4, 5).reshape(b, heads, tokens, dim)
 
     def _by_place(self, x: Tensor) -> Tensor:
-        """(B, H, T * P, d) to (B * tiles, H, T * run, d)."""
+        """Rearrange (B, H, T * P, d) to (B * tiles, H, T * run, d)."""
         b, heads, _, dim = x.shape
         return x.view(b, heads, -1, self.count, self.run, dim).permute(0, 3, 1, 2, 4, 5).reshape(b * self.count, heads, -1, dim)
 
@@ -134,6 +134,6 @@ class TileMask:
         return torch.kron(self.frames, places)
 
     def make_blocks(self) -> FlexMask:
-        """The mask for FlexAttention, which only this loads: PyTorch's compiler comes with it, two seconds of a core."""
+        """Return the mask for FlexAttention, imported only here: it loads PyTorch's compiler, two seconds of a core."""
         from .tile_flex import FlexMask
         return FlexMask(self.units, self.unit)

@@ -1,8 +1,8 @@
-"""Streaming video VAE: a convolutional autoencoder whose bottleneck also sees the frame before.
+"""Streaming video VAE: a convolutional autoencoder whose bottleneck also sees the previous frame.
 
-Encoder and decoder each carry one feature map from frame to frame (a causal temporal convolution of length two), so a
-camera can be encoded as it comes, and a frame costs the same at any age of the stream. At the start of a stream the
-frame stands in for its own past.
+Encoder and decoder each carry one feature map from frame to frame (a causal temporal convolution of length two), so a camera
+can be encoded as its frames arrive, at a constant cost per frame. At the start of a stream the frame stands in for its own
+past.
 """
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .presets import Preset
 
 
 def to_frames(images: Tensor) -> Tensor:
-    """Images (..., 3, H, W) in [-1, 1] as frames uint8 (..., H, W, 3)."""
+    """Convert images (..., 3, H, W) in [-1, 1] to frames uint8 (..., H, W, 3)."""
     return ((images + 1.0) * 127.5).round().clamp(0, 255).to(torch.uint8).movedim(-3, -1)
 
 
@@ -33,7 +33,7 @@ class ResBlock(nn.Module):
 
 
 class TemporalMix(nn.Module):
-    """Causal temporal convolution of length two at the bottleneck: this frame's features and the last frame's."""
+    """Causal temporal convolution of length two at the bottleneck: over this frame's features and the previous one's."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -44,7 +44,7 @@ class TemporalMix(nn.Module):
 
 
 class Encoder(nn.Module):
-    """(B, 3, H, W) in [-1, 1] and the last features (B, C, H/8, W/8) to latents (B, H/8, W/8, Z) and new features."""
+    """Maps (B, 3, H, W) in [-1, 1] and the previous features (B, C, H/8, W/8) to latents (B, H/8, W/8, Z) and new features."""
 
     def __init__(self, preset: Preset):
         super().__init__()
@@ -62,12 +62,12 @@ class Encoder(nn.Module):
         return *self.bottleneck(features, features if previous is None else previous), features
 
     def bottleneck(self, features: Tensor, previous: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and log-variance (B, h, w, Z) from the features of a frame and of the one before it."""
+        """Return mean and log-variance (B, h, w, Z) from the features of a frame and of the previous one."""
         mean, logvar = self.out(self.mix(features, previous)).permute(0, 2, 3, 1).chunk(2, -1)
         return mean, logvar.clamp(-12.0, 4.0)
 
     def clip(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Clips (B, T, 3, H, W) as streams, all frames in one batch: mean and log-variance (B, T, h, w, Z)."""
+        """Encode clips (B, T, 3, H, W) as streams, all frames in one batch: mean and log-variance (B, T, h, w, Z)."""
         features = self.down(images.flatten(0, 1)).unflatten(0, images.shape[:2])
         before = torch.cat([features[:, :1], features[:, :-1]], 1)
         x = self.out(self.mix(features.flatten(0, 1), before.flatten(0, 1))).permute(0, 2, 3, 1)
@@ -76,7 +76,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Latents (B, h, w, Z) and the last features (B, C, h, w) to images (B, 3, H, W) in [-1, 1] and new features."""
+    """Maps latents (B, h, w, Z) and the previous features (B, C, h, w) to images (B, 3, H, W) in [-1, 1] and new features."""
 
     def __init__(self, preset: Preset):
         super().__init__()
@@ -95,7 +95,7 @@ class Decoder(nn.Module):
 
 
 class VAE(nn.Module):
-    """Encoder and decoder with the normalisation of the latents; what leaves it has unit variance per channel."""
+    """Encoder and decoder with normalised latents, of unit variance per channel."""
 
     def __init__(self, preset: Preset):
         super().__init__()
@@ -106,23 +106,23 @@ class VAE(nn.Module):
         self.register_buffer('latent_std', torch.ones(preset.latent_channels))
 
     def encode(self, image: Tensor, previous: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Images (B, 3, H, W) in [-1, 1] to normalised latents (B, h, w, Z) (the posterior's mean) and features."""
+        """Encode images (B, 3, H, W) in [-1, 1] to normalised latents (B, h, w, Z) (the posterior's mean) and features."""
         mean, _, features = self.encoder(image, previous)
         return (mean - self.latent_mean) / self.latent_std, features
 
     def encode_next(self, image: Tensor, previous: Tensor, started: Tensor) -> tuple[Tensor, Tensor]:
-        """``encode`` of streams of which some, where bool ``started`` (B,) is False, begin here: one pass for all."""
+        """``encode`` in one pass for streams of which some, where bool ``started`` (B,) is False, begin here."""
         features = self.encoder.down(image)
         past = torch.where(started[:, None, None, None], previous, features)
         mean, _ = self.encoder.bottleneck(features, past)
         return (mean - self.latent_mean) / self.latent_std, features
 
     def encode_clips(self, images: Tensor) -> Tensor:
-        """Clips (B, T, 3, H, W), each from the start of a stream, to normalised latents (B, T, h, w, Z)."""
+        """Encode clips (B, T, 3, H, W), each from the start of a stream, to normalised latents (B, T, h, w, Z)."""
         return (self.encoder.clip(images)[0] - self.latent_mean) / self.latent_std
 
     def decode(self, latent: Tensor, previous: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Normalised latents (B, h, w, Z) to images (B, 3, H, W) in [-1, 1] and features."""
+        """Decode normalised latents (B, h, w, Z) to images (B, 3, H, W) in [-1, 1] and features."""
         return self.decoder(latent * self.latent_std + self.latent_mean, previous)
 
     def decode_clip(self, latents: Tensor, before: Tensor) -> Tensor:
@@ -132,7 +132,7 @@ class VAE(nn.Module):
     def decode_after(self, latents: Tensor, past: Tensor) -> Tensor:
         """Decode (B, h, w, Z), each of which follows its own latent of ``past`` (B, h, w, Z), to (B, 3, H, W).
 
-        The decoder's state is a function of the last latent alone, so a known past makes the frames independent.
+        The decoder's state depends on the last latent alone, so a known past makes the frames independent.
         """
         previous = self.decoder.inp((past * self.latent_std + self.latent_mean).permute(0, 3, 1, 2))
         return self.decode(latents, previous)[0]

@@ -1,7 +1,7 @@
-"""Where the weights of a model come from: safetensors files or a seed, tensor by tensor, straight to the device.
+"""Sources of a model's weights: safetensors files or a seed, tensor by tensor, straight to the device.
 
-The layers of the DiT, which are nearly all of a large model, are first made without memory. A process that has only a
-part of them (some heads, some hidden units) reads or draws only that.
+The layers of the DiT, nearly all of a large model, are first created without memory. A process that has only a part of them
+(some heads, some hidden units) reads or draws only that.
 """
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ from .checkpoint_description import ModelError, weight_files
 from .presets import Preset
 from .world_model import WorldModel
 
-DRAWN_STD = 0.6  # of random matrices, times the square root of their inputs: what torch's own layers begin with
+DRAWN_STD = 0.6  # of random matrices, times the square root of their inputs: as torch initialises its layers
 DRAWN_BIAS = 0.02
-SCALE = '.row_scale'  # behind the name of a matrix in 8 bits: what each of its rows is to be multiplied by
+SCALE = '.row_scale'  # suffix to the name of an 8-bit matrix: the factor of each of its rows
 
 
 @dataclass(frozen=True)
 class Part:
-    """What a process has of a tensor: ``ranges`` (from, to) along ``axis``, one after the other."""
+    """A process's part of a tensor: ``ranges`` (from, to) along ``axis``, one after the other."""
 
     axis: int
     ranges: tuple[tuple[int, int], ...]
 
     def of(self, whole) -> Tensor:
-        """The part of a tensor, or of a slice of safetensors, which then reads no more than that."""
+        """Return the part of a tensor, or of a slice of safetensors, which then reads no more than that."""
         front = (slice(None),) * self.axis
         return torch.cat([whole[(*front, slice(*part))] for part in self.ranges], self.axis)
 
 
-PartOf = Callable[[str], 'Part | None']  # of the tensor of a name, None: all of it
+PartOf = Callable[[str], 'Part | None']  # by a tensor's name; None: all of it
 
 
 class Weights(Protocol):
-    """What tensors are taken from, by their names in the model."""
+    """A source of tensors, by their names in the model."""
 
     def take(self, name: str, shape: torch.Size, part: Part | None) -> Tensor:
-        """A tensor, or its part, on the device; ``shape`` is the whole one's. Raises ModelError."""
+        """Return a tensor, or its part, on the device; ``shape`` is that of the whole. Raises ModelError."""
 
 
 class StoredWeights:
-    """The safetensors files of a checkpoint; a context, in which they are open."""
+    """The safetensors files of a checkpoint; a context manager that keeps them open."""
 
     def __init__(self, folder: Path, device: torch.device | str = 'cpu'):
         self._folder, self._device = folder, str(device)
@@ -75,7 +75,7 @@ class StoredWeights:
         return {name for name in self._files if not (name.endswith(SCALE) and name.removesuffix(SCALE) in self._files)}
 
     def count(self) -> int:
-        """How many numbers there are in all of them."""
+        """Return how many numbers all tensors have together."""
         return sum(math.prod(file.get_slice(name).get_shape()) for name, file in self._files.items())
 
     def take(self, name: str, shape: torch.Size, part: Part | None) -> Tensor:
@@ -100,19 +100,19 @@ class StoredWeights:
 
 
 def quantised(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """A matrix (rows, columns) in 8 bits: int8, and by what each row is multiplied, float32 (rows,)."""
+    """Quantise a matrix (rows, columns) to 8 bits: int8, and the factor of each row, float32 (rows,)."""
     scale = matrix.float().abs().amax(1).clamp_min(1e-12) / 127.0
     return (matrix.float() / scale[:, None]).round().to(torch.int8), scale
 
 
 def dequantised(matrix: Tensor, scale: Tensor) -> Tensor:
-    """The inverse of ``quantised``, float32."""
+    """Invert ``quantised``; float32."""
     return matrix.float() * scale[:, None]
 
 
 class RandomWeights:
-    """Weights drawn from a seed, each tensor by itself, so that all parts are of one model. Nothing starts at zero: an
-    identity's answers would show no mistake."""
+    """Weights drawn from a seed, each tensor by itself, so that all processes' parts are of one model. Nothing starts at
+    zero: an identity would hide mistakes."""
 
     def __init__(self, seed: int = 0, device: torch.device | str = 'cpu'):
         self._seed, self._device = seed, device
@@ -129,10 +129,9 @@ class RandomWeights:
 
 def build(preset: Preset, weights: Weights, device: torch.device | str = 'cpu', layers: torch.dtype = torch.float32,
           part: PartOf = lambda name: None) -> WorldModel:
-    """A model for evaluation with the weights given, in float32, the layers of its DiT in ``layers``.
+    """Return a model for evaluation with the given weights, in float32, the layers of its DiT in ``layers``.
 
-    Where ``part`` says so, a parameter of the layers is a part of the preset's. Raises ModelError for weights that do
-    not fit.
+    Where ``part`` says so, a parameter of the layers is a part of the preset's. Raises ModelError for weights that do not fit.
     """
     with torch.device(device):
         model = WorldModel(preset, empty_layers=True)

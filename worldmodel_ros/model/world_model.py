@@ -1,4 +1,4 @@
-"""The networks of one model under one name, as they are trained and stored together."""
+"""The networks of one model, trained and stored together."""
 from __future__ import annotations
 
 from torch import nn
