@@ -1,12 +1,12 @@
-"""How the processes of one network divide a pass among them: by frames or by weights.
+"""How the processes of one network divide a pass: by frames or by weights.
 
-* ``SequenceParallel``: each has a run of successive frames, with all weights (Ulysses, Jacobs et al. 2023, where
-  attention leaves the run, and only there). Layers that attend within a frame move nothing; layers that attend to
-  the cache exchange some frames of all heads for all frames of some heads, and back.
+* ``SequenceParallel``: each has a run of successive frames, with all weights (Ulysses, Jacobs et al. 2023, only where
+  attention leaves the run). Layers that attend within a frame move nothing; layers that attend to the cache exchange
+  some frames of all heads for all frames of some heads, and back.
 * ``TensorParallel``: each has some heads and some hidden units, with all frames (Megatron-LM, Shoeybi et al. 2019).
   It moves more, and is for networks whose weights do not fit one GPU.
 
-In both, a process holds the cache's pages of its own heads.
+In both, a process holds the cache pages of its own heads.
 """
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import rounding
 from .link import Link
 
-ALIGNMENT = 16  # bytes; every tensor begins at a multiple, so that its bytes can be read as numbers in place
+ALIGNMENT = 16  # bytes; every tensor begins at a multiple, so that its bytes can be viewed as numbers
 
 
 class Group:
@@ -31,24 +31,24 @@ class Group:
         self.link, self.rank, self.count = link, link.rank, link.count
 
     def own(self, x: Tensor, dim: int) -> Tensor:
-        """This process's share of x along ``dim``."""
+        """Return this process's share of x along ``dim``."""
         if x.shape[dim] % self.count:
             raise ValueError(f'{x.shape[dim]} cannot be divided among {self.count} processes: of a tensor '
                              f'{tuple(x.shape)}, dimension {dim}')
         return x.chunk(self.count, dim)[self.rank]
 
     def gather(self, x: Tensor, dim: int) -> Tensor:
-        """The whole, from every process's share along ``dim``."""
+        """Return the whole, gathered from every process's share along ``dim``."""
         dim %= x.dim()
         return self.link.all_gather(x).movedim(0, dim).flatten(dim, dim + 1)
 
     def sum(self, x: Tensor) -> Tensor:
-        """The sum of every process's x."""
+        """Return the sum of every process's x."""
         return self.link.sum(x)
 
     def shared(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Rank 0's tensors; the others' say of which shapes and types they are. Where all lie in one block of
-        memory, in every process at the same places, they are overwritten."""
+        """Return rank 0's tensors; those of the others give shapes and types. If all lie in one block of memory, laid out
+        alike in every process, they are overwritten."""
         block = _block_of(tensors)
         if block is not None:
             self.link.broadcast(block)
@@ -65,8 +65,7 @@ class TensorParallel(Group):
 class SequenceParallel(Group):
     """Every process has all weights, and its own run of the frames.
 
-    ``rounded``: what is exchanged travels in e4m3, with a scale for each row along the last dimension
-    (``rounding``).
+    ``rounded``: exchange values in e4m3, with a scale for each row along the last dimension (``rounding``).
     """
 
     def __init__(self, link: Link, rounded: bool = False):
@@ -74,8 +73,8 @@ class SequenceParallel(Group):
         self.rounded = rounded
 
     def exchange(self, x: Tensor, divide: int, join: int) -> Tensor:
-        """All along ``join`` and an own share along ``divide``, of x, which is an own share along ``join`` and all
-        along ``divide``; neither is the last dimension."""
+        """Exchange x, an own share along ``join`` and all along ``divide``, for an own share along ``divide`` and all along
+        ``join``; neither is the last dimension."""
         divide, join, width = divide % x.dim(), join % x.dim(), x.shape[-1]
         part = [*x.shape[:divide], x.shape[divide] // self.count, *x.shape[divide + 1:]]  # for and from each process
         sent = x.reshape(math.prod(part[:divide]), self.count, -1, width)
@@ -90,10 +89,9 @@ class SequenceParallel(Group):
         return joined.reshape(part)
 
     def exchange_products(self, product: Callable[[int], Tensor], width: int) -> Tensor:
-        """Of own tokens, ``product`` computes what a process is to have, for each one alike (n, K), K a multiple of ``width``;
-        returns what all have computed for this one, (count, n, K). Each part is on its way while the next ones are computed,
-        and this process's own is computed last: it is not sent, so not rounded either.
-        """
+        """Return what all processes have computed for this one, (count, n, K). ``product`` computes from own tokens what a
+        given process is to have, (n, K) for each alike, K a multiple of ``width``. Each part is sent while the next ones are
+        computed; this process's own comes last, and is neither sent nor rounded."""
         whole, came, waits, sent = None, {}, [], []
         for step in range(1, self.count):
             to, source = (self.rank + step) % self.count, (self.rank - step) % self.count
@@ -119,9 +117,9 @@ class SequenceParallel(Group):
 
 class ExchangedProducts(nn.Module):
     """A linear layer to queries, keys and values, ``parts`` for heads of ``head_dim`` each. Own tokens are multiplied for the
-    heads of each process in turn, so that products go to the others while the next are computed.
+    heads of each process in turn, so that products are sent while the next are computed.
 
-    From rows (n, D) of own tokens to (count, n, parts * own heads * head_dim), of all processes' tokens.
+    Maps rows (n, D) of own tokens to (count, n, parts * own heads * head_dim), of all processes' tokens.
     """
 
     def __init__(self, linear: nn.Module, group: SequenceParallel, head_dim: int, parts: int = 3):
@@ -135,7 +133,7 @@ class ExchangedProducts(nn.Module):
 
 
 def with_outputs(linear: nn.Module, outputs: Tensor) -> nn.Module:
-    """A linear layer, in FP8 or not, to some of its outputs."""
+    """Return a linear layer, in FP8 or not, restricted to some of its outputs."""
     share, outputs = copy(linear), outputs.to(linear.weight.device)
     share._parameters, share._buffers = dict(linear._parameters), dict(linear._buffers)
     for held in (share._parameters, share._buffers):
@@ -149,7 +147,7 @@ def with_outputs(linear: nn.Module, outputs: Tensor) -> nn.Module:
 
 
 def _block_of(tensors: Sequence[Tensor]) -> Tensor | None:
-    """The memory that all of several tensors lie in, as bytes."""
+    """Return the memory that several tensors share, as bytes; None if they do not."""
     storage = tensors[0].untyped_storage()
     if len(tensors) == 1 or any(tensor.untyped_storage().data_ptr() != storage.data_ptr() for tensor in tensors):
         return None
@@ -164,7 +162,7 @@ def _coding(x: Tensor) -> ModuleType:
 
 
 def pack(tensors: Sequence[Tensor]) -> Tensor:
-    """The bytes of tensors, one after the other, uint8 (n,)."""
+    """Return the bytes of tensors, one after the other, uint8 (n,)."""
     parts = []
     for tensor in tensors:
         part = tensor.contiguous().view(-1).view(torch.uint8)
@@ -173,7 +171,7 @@ def pack(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def unpack(packed: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """What ``pack`` was given: views of its result, of the shapes and types of ``like``."""
+    """Invert ``pack``: return views of its result, with the shapes and types of ``like``."""
     found, start = [], 0
     for tensor in like:
         found.append(packed[start:start + tensor.nbytes].view(tensor.dtype).view(tensor.shape))

@@ -1,4 +1,4 @@
-"""What processes exchange, over torch.distributed: NCCL between GPUs, gloo between CPUs."""
+"""Communication between processes over torch.distributed: NCCL between GPUs, gloo between CPUs."""
 from __future__ import annotations
 
 import os
@@ -12,42 +12,42 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-# PyTorch 2.13 has given it another name.
+# Renamed in PyTorch 2.13.
 _all_gather = getattr(dist, 'all_gather_single', None) or dist.all_gather_into_tensor
 
-START_UP = timedelta(seconds=120)  # for all to come to the same message; loading and compiling are part of it
-BACKGROUND_BLOCKS = 4  # of a kernel of NCCL's for background messages, each of which keeps a multiprocessor while it waits
+START_UP = timedelta(seconds=120)  # for all to reach the same message, including loading and compiling
+BACKGROUND_BLOCKS = 4  # of an NCCL kernel for background messages, each of which occupies a multiprocessor while it waits
 
 
 @dataclass(frozen=True)
 class Link:
     """This process, number ``rank`` of ``count``, and the messages between all of them.
 
-    Every method is to be called by all processes, in the same order and with the same shapes. Between GPUs it only
-    queues the work, and can be captured in a CUDA graph; then a partner that has died is waited for without end.
-    Between CPUs it raises RuntimeError when a partner has died.
+    All processes must call every method, in the same order and with the same shapes. Between GPUs it only queues the work, and
+    can be captured in a CUDA graph; a dead peer is then waited for without end. Between CPUs it raises RuntimeError if a peer
+    has died.
     """
 
     device: torch.device
     rank: int
     count: int
-    _messages: dist.ProcessGroup | None = None  # None: those of ``join``
+    _messages: dist.ProcessGroup | None = None  # None: the default group, of ``join``
 
     @staticmethod
     def listen(count: int) -> dist.TCPStore:
-        """Where ``count`` processes of this machine meet, in rank 0; its ``port`` is a free one."""
+        """Return the store where ``count`` processes of this machine meet, in rank 0; its ``port`` is a free one."""
         return dist.TCPStore('127.0.0.1', 0, count, True, START_UP, wait_for_workers=False)
 
     @staticmethod
     def connect(port: int, count: int) -> dist.TCPStore:
-        """The same, in all other processes."""
+        """Return the same store in the other processes."""
         return dist.TCPStore('127.0.0.1', port, count, False, START_UP)
 
     @classmethod
     def join(cls, device: torch.device, rank: int, count: int, store: dist.TCPStore) -> Link:
         """Wait until all have joined."""
         if device.type == 'cuda':
-            # A failure is ours to find and to mend: PyTorch's way is to end the process, and rank 0 drives the robot.
+            # Failures are handled here: PyTorch would end the process, and rank 0 drives the robot.
             os.environ['TORCH_NCCL_ASYNC_ERROR_HANDLING'] = '0'
             os.environ['TORCH_NCCL_ENABLE_MONITORING'] = '0'
             dist.init_process_group('nccl', store=store, rank=rank, world_size=count, timeout=START_UP, device_id=device,
@@ -57,8 +57,9 @@ class Link:
         return cls(device, rank, count)
 
     def background(self) -> Link:
-        """Messages of the same processes that take no turns with these: for work on another CUDA stream, of low priority, while
-        the one of these messages goes on. All processes must call this, and queue messages of both links in the same order."""
+        """Return a link of the same processes whose messages are not ordered with this one's: for a low-priority CUDA
+        stream, while this link's stream goes on. All processes must call this, and queue messages of both links in the same
+        order."""
         options = None
         if self.device.type == 'cuda':
             options = _options(high_priority=False)
@@ -67,9 +68,9 @@ class Link:
 
     @staticmethod
     def leave() -> Future[None]:
-        """Give messages up, so that a device goes on which waits for one; the result tells when all has been left.
+        """Abort communication, so that a device waiting for a message goes on; the future completes when all has been left.
 
-        For that the other processes must have ended, or be leaving, too, and graphs that hold messages must be gone
+        The other processes must have ended, or be leaving, too, and graphs that hold messages must be gone
         (NCCL, commDestroySync and ncclProxyService).
         """
         left: Future[None] = Future()
@@ -77,7 +78,7 @@ class Link:
         def leave() -> None:
             try:
                 if dist.is_initialized():
-                    dist.distributed_c10d._abort_process_group()  # the orderly end would wait for the others' messages
+                    dist.distributed_c10d._abort_process_group()  # an orderly shutdown would wait for the others' messages
                 left.set_result(None)
             except Exception as error:
                 left.set_exception(error)
@@ -85,20 +86,20 @@ class Link:
         return left
 
     def all_to_all(self, rows: Tensor) -> Tensor:
-        """Row r of (R, n) goes to process r; row r of the result came from process r."""
+        """Send row r of (R, n) to process r; row r of the result came from process r."""
         received = torch.empty_like(rows)
         dist.all_to_all_single(received, rows, group=self._messages)
         return received
 
     def swap(self, sent: Tensor, to: int, received: Tensor, source: int) -> Callable[[], object]:
-        """Begin to send to one process while another one's is received, both uint8 (n,). They are to be left alone until what
-        is returned has been called, which on a GPU has the current stream wait."""
+        """Begin to send to one process and to receive from another, both uint8 (n,). Leave the tensors alone until the
+        returned function has been called, which on a GPU makes the current stream wait."""
         sizes = torch.zeros(2, self.count, dtype=torch.int64)
         sizes[0, source], sizes[1, to] = len(received), len(sent)
         return dist.all_to_all_single(received, sent, *sizes.tolist(), group=self._messages, async_op=True).wait
 
     def all_gather(self, x: Tensor) -> Tensor:
-        """x (...) of every process, (R, ...)."""
+        """Return x (...) of every process, (R, ...)."""
         x = x.contiguous()
         whole = x.new_empty(self.count, *x.shape)
         # As bytes, since gloo knows few types.
@@ -106,7 +107,7 @@ class Link:
         return whole
 
     def sum(self, x: Tensor) -> Tensor:
-        """The sum of x over all processes, the same bits in each of them."""
+        """Return the sum of x over all processes, bit-identical in each of them."""
         x = x.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(x, group=self._messages)
         return x
@@ -117,7 +118,7 @@ class Link:
 
 
 def _options(high_priority: bool) -> dist.ProcessGroupNCCL.Options:
-    """``high_priority``: messages go before what the GPU does in the background."""
+    """``high_priority``: messages precede the GPU's background work."""
     options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=high_priority)
     options._timeout = START_UP  # else PyTorch warns that it takes the group's
     return options

@@ -10,11 +10,11 @@ import torch
 from ...cache.torch_storage import TorchStorage
 from .group import Group
 
-HEADS = 2  # axis of what ``dump`` gives
+HEADS = 2  # axis of what ``dump`` returns
 
 
 class HeadsOfPages(TorchStorage):
-    """Own heads of all pages. What is dumped and loaded has all heads: every process takes part in these."""
+    """Own heads of all pages. Dumps and loads have all heads, so every process takes part in them."""
 
     group: Group
 

@@ -1,7 +1,7 @@
-"""Messages in e4m3 with a scale for each row, half of bfloat16's bytes: the definition, in plain PyTorch.
+"""Messages in e4m3 with a scale per row, half of bfloat16's bytes: the definition, in plain PyTorch.
 
-A message has a row of bytes for each process: its values, then their scales, float32. Root-mean-square error of
-normally distributed values: 2.6 %.
+A message has a row of bytes for each process: its values, then their scales, float32. Root-mean-square error of normally
+distributed values: 2.6 %.
 """
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ ALIGNMENT = 16  # bytes; of a process's row
 
 
 def row_bytes(rows: int, width: int) -> int:
-    """Bytes for one process of so many rows of ``width`` values."""
+    """Return the bytes for one process of ``rows`` rows of ``width`` values."""
     size = rows * (width + 4)
     return size + -size % ALIGNMENT
 
 
 def encode(x: Tensor) -> Tensor:
-    """x (F, R, C, d), bfloat16 or float32, to uint8 (R, row_bytes(F * C, d)): what is for each of R processes,
-    rounded. The largest magnitude of each row of d becomes 448; a row with what is not finite stays not finite."""
+    """Encode x (F, R, C, d), bfloat16 or float32, to uint8 (R, row_bytes(F * C, d)): a rounded message for each of R
+    processes. The largest magnitude of each row of d becomes 448; a row with non-finite values stays non-finite."""
     x = x.transpose(0, 1).float()
     top = x.abs().amax(-1, keepdim=True)
     scale = top * (1.0 / FP8_MAX)
@@ -33,8 +33,8 @@ def encode(x: Tensor) -> Tensor:
 
 
 def decode(message: Tensor, shape: tuple[int, int, int], dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
-    """What R processes sent, uint8 (R, n) of shape (G, C, d) each, in ``dtype``: (G, R, C, d), written to ``out`` where that is
-    given."""
+    """Decode the messages uint8 (R, n) of R processes, of shape (G, C, d) each, to (G, R, C, d) in ``dtype``, written to
+    ``out`` if given."""
     g, c, d = shape
     values = message[:, :g * c * d].view(torch.float8_e4m3fn).unflatten(1, shape)
     scale = message[:, g * c * d:g * c * (d + 4)].view(torch.float32).unflatten(1, (g, c, 1))

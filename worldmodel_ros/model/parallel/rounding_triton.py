@@ -1,4 +1,4 @@
-"""``rounding`` in one launch each: every value is read once and written once, where the message has it."""
+"""``rounding`` in one kernel launch per call: every value is read once and written once, at its place in the message."""
 from __future__ import annotations
 
 import torch

@@ -10,7 +10,7 @@ from .group import TensorParallel
 
 
 def share(preset: Preset, rank: int, count: int) -> PartOf:
-    """What a process has of the tensors of a model."""
+    """Return a process's part of each tensor of a model."""
     def ranges(size: int, parts: int = 1) -> tuple[tuple[int, int], ...]:
         own = size // count
         return tuple((part * size + rank * own, part * size + (rank + 1) * own) for part in range(parts))
@@ -30,7 +30,7 @@ def share(preset: Preset, rank: int, count: int) -> PartOf:
 
 
 def join(dit: DiT, group: TensorParallel) -> None:
-    """Make layers that have their ``share`` of the weights exchange what they need of each other, in place."""
+    """Make layers that hold their ``share`` of the weights exchange what they need of each other, in place."""
     for block in dit.blocks:
         block.heads //= group.count
         block.modulation = GatheredOutputs(block.modulation, group)
@@ -38,7 +38,7 @@ def join(dit: DiT, group: TensorParallel) -> None:
 
 
 class SummedProducts(nn.Module):
-    """A linear layer of whose inputs each process has a share: their products are summed."""
+    """A linear layer whose inputs are divided among processes; their products are summed."""
 
     def __init__(self, linear: nn.Linear, group: TensorParallel):
         super().__init__()
@@ -51,7 +51,7 @@ class SummedProducts(nn.Module):
 
 
 class GatheredOutputs(nn.Module):
-    """A linear layer of whose outputs each process computes a share, and needs all."""
+    """A linear layer whose outputs are divided among processes, and gathered in each."""
 
     def __init__(self, linear: nn.Linear, group: TensorParallel):
         super().__init__()

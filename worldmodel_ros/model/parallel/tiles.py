@@ -1,4 +1,4 @@
-"""A pass over tiles that processes divide among them, each with the pages of its own heads: sequence parallel."""
+"""Sequence-parallel pass over tiles: each process has the pages of its own heads."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -18,12 +18,12 @@ FRAMES, TOKENS, HEADS = 1, 2, -2  # axes of x (B, T, P, D), and of attended (B, 
 
 
 class DividedTiles:
-    """A ``TileAttention`` that every process calls with its own frames (``axis`` FRAMES), or with its own tokens of
-    every frame.
+    """A ``TileAttention`` that every process calls with its own frames (``axis`` FRAMES), or with its own tokens of every
+    frame.
 
-    Where attention leaves these, it is done by own heads over the whole pass: what comes in is exchanged for that
-    (in cache layers by their ``ExchangedProducts``, see ``join``), and what was attended to is exchanged back.
-    ``whole`` is the attention of the whole pass, over pages of own heads.
+    Attention beyond these uses own heads over the whole pass: its inputs are exchanged for that (in cache layers by their
+    ``ExchangedProducts``, see ``join``), and its outputs are exchanged back. ``whole`` is the attention of the whole pass, over
+    pages of own heads.
     """
 
     def __init__(self, group: SequenceParallel, whole: PagedTiles, frames: int, axis: int):
@@ -36,7 +36,7 @@ class DividedTiles:
             self._by_heads(qkv, self._whole.within_frames)
 
     def over_tiles(self, layer: int, block: Block, qkv: Tensor) -> Tensor:
-        """As in ``TileAttention``, of what all processes have for own heads (count, B, T, P, 3, H / count, d)."""
+        """As in ``TileAttention``, for all processes' tokens and own heads, (count, B, T, P, 3, H / count, d)."""
         whole = qkv.movedim(0, self._axis).flatten(self._axis, self._axis + 1).contiguous()
         return self._to_own(self._whole.over_tiles(layer, block, whole), qkv.shape[-1])
 
@@ -45,14 +45,14 @@ class DividedTiles:
         return self._to_own(attend(whole), qkv.shape[-1])
 
     def _to_own(self, attended: Tensor, head_dim: int) -> Tensor:
-        """From all tokens and own heads to own tokens and all heads."""
+        """Exchange all tokens of own heads for own tokens of all heads."""
         attended = attended.unflatten(-1, (-1, head_dim))
         return self._group.exchange(attended, divide=self._axis, join=HEADS).flatten(HEADS)
 
 
 class SharedModulations(nn.Module):
-    """The modulations of all layers, computed at the start of a pass: of each layer's outputs every process computes its share,
-    for all frames. They are products of few rows, whose time is that of reading the weights."""
+    """The modulations of all layers, computed at the start of a pass: every process computes its share of each layer's
+    outputs, for all frames. These are products of few rows, bound by reading the weights."""
 
     def __init__(self, linears: Sequence[nn.Linear], group: SequenceParallel):
         super().__init__()
@@ -61,8 +61,8 @@ class SharedModulations(nn.Module):
                                   for name in ('weight', 'bias'))
 
     def forward(self, cond: Tensor, divided: bool) -> list[Tensor]:
-        """Of each layer (1, T, 6 * D), for the conditions of all frames (1, T, D); where these are ``divided``, of own
-        frames."""
+        """Return each layer's modulation (1, T, 6 * D) for the conditions of all frames (1, T, D); of own frames if
+        ``divided``."""
         link = self._group.link
         shares = F.linear(cond[0], self.weight, self.bias).unflatten(-1, (self._layers, -1))
         if divided:
@@ -74,22 +74,22 @@ class SharedModulations(nn.Module):
 
 
 def join(dit: DiT, group: SequenceParallel) -> None:
-    """Make the layers share out their modulations, and cache layers exchange what they multiply, in place; the last of all
-    changes of the layers."""
+    """Make the layers share their modulations, and cache layers exchange their products, in place; to be called after all
+    other changes to the layers."""
     dit.shared_modulations = SharedModulations([block.modulation for block in dit.blocks], group)
     for block, is_cache in zip(dit.blocks, dit.kinds):
-        block.modulation = nn.Identity()  # which is told what the modulation gave
+        block.modulation = nn.Identity()  # its input is the modulation already
         if is_cache:
             block.qkv = ExchangedProducts(block.qkv, group, block.head_dim)
 
 
 def pass_over_tiles(group: SequenceParallel, dit: DiT, latents: Tensor, tau: Tensor, step: Tensor, action: Tensor,
                     whole: PagedTiles) -> tuple[Tensor, Tensor]:
-    """``DiT.over_tiles`` by all processes, each of which is given the whole block and has all weights but those of the
-    modulations, see ``join``.
+    """Run ``DiT.over_tiles`` on all processes, each with the whole block and all weights except those of the modulations, see
+    ``join``.
 
-    Returns the predicted clean latents of all frames, and the features of own frames; of all, where there are too few
-    frames to be divided: then it is their tokens that are.
+    Returns the predicted clean latents of all frames, and the features of own frames; those of all if there are too few frames
+    to be divided, where their tokens are divided instead.
     """
     frames = latents.shape[1]
     cond, divided = dit.condition(tau, step, action), frames % group.count == 0
