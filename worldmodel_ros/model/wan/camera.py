@@ -1,7 +1,7 @@
-"""Camera control: poses and intrinsics to the rays that LingBot-World's networks take.
+"""Camera control: from poses and intrinsics to the rays that LingBot-World's networks take.
 
 A pose is camera-to-world, (4, 4) with translations in metres, in the camera's optical frame (x right, y down, z forward; REP
-103). A chunk's control is one pose for each latent frame, relative to the one before. Poses are computed in float64.
+103). A chunk's control is one pose per latent frame, relative to the previous one. Poses are computed in float64.
 """
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .config import PATCH, VAE_STRIDE
 
 @dataclass(frozen=True)
 class Intrinsics:
-    """A pinhole camera without distortion, in pixels: focal lengths and the optical centre; pixel (0, 0) has its centre at
+    """A pinhole camera without distortion, in pixels: focal lengths and principal point; the centre of pixel (0, 0) is
     (0.5, 0.5)."""
 
     fx: float
@@ -27,24 +27,24 @@ class Intrinsics:
 
     @classmethod
     def of_ros(cls, k: np.ndarray) -> Intrinsics:
-        """From the matrix K (3, 3) of a rectified ``CameraInfo``, whose pixel (0, 0) has its centre at (0, 0)."""
+        """Return those of the matrix K (3, 3) of a rectified ``CameraInfo``, where the centre of pixel (0, 0) is (0, 0)."""
         return cls(float(k[0, 0]), float(k[1, 1]), float(k[0, 2]) + 0.5, float(k[1, 2]) + 0.5)
 
     def scaled(self, size: tuple[int, int], to: tuple[int, int]) -> Intrinsics:
-        """Of an image (height, width) that was scaled."""
+        """Return those after scaling the image from ``size`` to ``to``, (height, width) each."""
         y, x = to[0] / size[0], to[1] / size[1]
         return Intrinsics(self.fx * x, self.fy * y, self.cx * x, self.cy * y)
 
     def cropped(self, top: float, left: float) -> Intrinsics:
-        """Of an image from which so many pixels were cut off."""
+        """Return those after cutting ``top`` and ``left`` pixels off the image."""
         return Intrinsics(self.fx, self.fy, self.cx - left, self.cy - top)
 
 
 def video_size(height: int, width: int, area: int = 480 * 832) -> tuple[int, int]:
-    """The size of the video that the published models make of an image: its shape, at most ``area`` pixels, whole tokens.
+    """Return the video size of the published models for an image: its shape, at most ``area`` pixels, whole tokens.
 
-    480x832 gives 464x832, as there: both sides are cut down, and rounding leaves a little less than 480. Any size of whole
-    tokens can be sampled without asking here.
+    480x832 gives 464x832, as there: both sides are rounded down, and rounding errors leave a little less than 480. Any size of
+    whole tokens can be sampled without this function.
     """
     token = VAE_STRIDE * PATCH
     ratio = height / width
@@ -53,7 +53,7 @@ def video_size(height: int, width: int, area: int = 480 * 832) -> tuple[int, int
 
 
 def inverse(poses: np.ndarray) -> np.ndarray:
-    """Of rigid transforms (..., 4, 4)."""
+    """Invert rigid transforms (..., 4, 4)."""
     out = np.zeros_like(poses, np.float64)
     turned = np.swapaxes(poses[..., :3, :3], -1, -2)
     out[..., :3, :3], out[..., 3, 3] = turned, 1.0
@@ -62,12 +62,11 @@ def inverse(poses: np.ndarray) -> np.ndarray:
 
 
 def relative_poses(poses: np.ndarray, previous: np.ndarray | None, divisor: float) -> np.ndarray:
-    """Each of poses (F, 4, 4) as seen from the one before, ``previous`` (4, 4) for the first: float64 (F, 4, 4).
+    """Return each of poses (F, 4, 4) relative to the one before, ``previous`` (4, 4) for the first: float64 (F, 4, 4).
 
-    Without ``previous`` the first is where the sequence starts: the identity. Translations are divided by ``divisor``, in
-    metres: it is fixed, so that a chunk does not depend on what comes later. The published code divides by the longest step
-    of the whole trajectory (``longest_step``); the fastest step of the robot, its top speed times the time of a latent frame,
-    stands for that here.
+    Without ``previous`` the first starts the sequence: the identity. Translations are divided by ``divisor``, in metres: it is
+    fixed, so that a chunk does not depend on what comes later. The published code divides by the longest step of the whole
+    trajectory (``longest_step``); here the robot's fastest step, its top speed times the time of a latent frame, replaces that.
     """
     if not divisor > 0.0:
         raise ValueError(f'translations cannot be divided by {divisor} m')
@@ -81,14 +80,14 @@ def relative_poses(poses: np.ndarray, previous: np.ndarray | None, divisor: floa
 
 
 def longest_step(poses: np.ndarray) -> float:
-    """The divisor of the published code: the longest way between two successive poses (F, 4, 4), 1 if there is none."""
+    """Return the published code's divisor: the longest distance between successive poses (F, 4, 4), 1 if there is none."""
     steps = relative_poses(poses, None, 1.0)
     return float(np.linalg.norm(steps[:, :3, 3], axis=1).max()) or 1.0
 
 
 def resample_poses(times: np.ndarray, poses: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """Poses (n, 4, 4) of rising ``times`` (n,) in s at other times (m,): translations linearly, rotations along the shortest
-    arc (slerp, Shoemake 1985). Raises ValueError outside of ``times``."""
+    """Resample poses (n, 4, 4) at rising ``times`` (n,) in s to other times (m,): translations linearly, rotations along the
+    shortest arc (slerp, Shoemake 1985). Raises ValueError outside of ``times``."""
     times, poses, at = (np.asarray(x, np.float64) for x in (times, poses, at))
     if len(times) < 2 or not (np.diff(times) > 0.0).all() or at.min() < times[0] or at.max() > times[-1]:
         raise ValueError(f'poses of rising times from {times.min()} to {times.max()} do not tell those from {at.min()} to '
@@ -103,7 +102,7 @@ def resample_poses(times: np.ndarray, poses: np.ndarray, at: np.ndarray) -> np.n
 
 
 def twist_poses(start: np.ndarray, twists: np.ndarray, period: float, optical: np.ndarray) -> np.ndarray:
-    """Poses of the camera that a plan of twists leads to: float64 (F, 4, 4), after each of them.
+    """Return the camera's pose after each of a plan's twists: float64 (F, 4, 4).
 
     ``start`` (4, 4), the base's pose; ``twists`` (F, 6), linear (m/s) and angular (rad/s) velocities in the base's frame, each
     held for ``period`` s; ``optical`` (4, 4), the camera's optical frame in the base's (tf from base to camera).
@@ -119,9 +118,9 @@ def twist_poses(start: np.ndarray, twists: np.ndarray, period: float, optical: n
 
 
 def rays(poses: np.ndarray, intrinsics: Intrinsics, size: tuple[int, int], device: torch.device | str = 'cpu') -> Tensor:
-    """Origin and unit direction of each pixel's ray, float32 (F, height, width, 6), for relative poses (F, 4, 4).
+    """Return origin and unit direction of each pixel's ray, float32 (F, height, width, 6), for relative poses (F, 4, 4).
 
-    These six numbers are what the networks call Pluecker coordinates; the moment is not among them.
+    The networks call these six numbers Pluecker coordinates; the moment is not among them.
     """
     y, x = (torch.arange(count, device=device, dtype=torch.float32) + 0.5 for count in size)
     y, x = torch.meshgrid((y - intrinsics.cy) / intrinsics.fy, (x - intrinsics.cx) / intrinsics.fx, indexing='ij')
@@ -132,8 +131,8 @@ def rays(poses: np.ndarray, intrinsics: Intrinsics, size: tuple[int, int], devic
 
 
 def ray_tokens(rays: Tensor) -> Tensor:
-    """Rays (F, height, width, 6) as ``dit.WanDiT.camera_control`` takes them: all of a token's pixels side by side, (N, 1536),
-    N of F * height / 16 * width / 16."""
+    """Arrange rays (F, height, width, 6) for ``dit.WanDiT.camera_control``: all of a token's pixels side by side, (N, 1536),
+    with N = F * height / 16 * width / 16."""
     f, height, width, c = rays.shape
     s, p = VAE_STRIDE, PATCH
     if height % (s * p) or width % (s * p):
@@ -143,7 +142,7 @@ def ray_tokens(rays: Tensor) -> Tensor:
 
 
 def _logarithm(rotations: np.ndarray) -> np.ndarray:
-    """Rotation vectors (n, 3) of matrices (n, 3, 3), by way of quaternions, which are exact also at half turns."""
+    """Return the rotation vectors (n, 3) of matrices (n, 3, 3), via quaternions, which are exact also at half turns."""
     m = rotations
     diagonal = np.stack([m[:, 0, 0], m[:, 1, 1], m[:, 2, 2]], 1)
     trace = diagonal.sum(1, keepdims=True)
@@ -163,14 +162,14 @@ def _logarithm(rotations: np.ndarray) -> np.ndarray:
 
 
 def _exponential(vectors: np.ndarray) -> np.ndarray:
-    """Rotation matrices (n, 3, 3) of rotation vectors (n, 3) (Rodrigues)."""
+    """Return the rotation matrices (n, 3, 3) of rotation vectors (n, 3) (Rodrigues)."""
     angle = np.linalg.norm(vectors, axis=1)[:, None, None]
     cross = _cross(vectors)
     return np.eye(3) + np.sinc(angle / np.pi) * cross + 0.5 * np.sinc(angle / (2 * np.pi)) ** 2 * cross @ cross
 
 
 def _left_jacobian(vector: np.ndarray) -> np.ndarray:
-    """What a velocity that turns with the body is integrated by: the mean of the rotations on the way to ``vector`` (3,)."""
+    """Return the mean of the rotations on the way to ``vector`` (3,), which integrates a velocity that turns with the body."""
     angle, cross = float(np.linalg.norm(vector)), _cross(vector[None])[0]
     if angle < 1e-6:
         return np.eye(3) + 0.5 * cross

@@ -1,7 +1,7 @@
-"""Published checkpoints: original names or diffusers', safetensors or torch files, read tensor by tensor.
+"""Published checkpoints: original or diffusers' names, safetensors or torch files, read tensor by tensor.
 
-Each tensor, or a process's part of it, goes from the file straight to where the network has it on the device. Torch files are
-read with ``weights_only``: nothing in them is run.
+Each tensor, or a process's part of it, goes from the file straight to its place on the device. Torch files are read with
+``weights_only``: nothing in them is executed.
 """
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .config import PATCH, WanConfig, read_json
 from .dit import WanDiT
 from .rotary import halves_order
 
-# What diffusers calls a tensor, by what the original calls it. The norms have changed places there.
+# Diffusers' names of tensors, by the original ones. The norms have swapped names there.
 DIFFUSERS = (
     ('time_embedding.0', 'condition_embedder.time_embedder.linear_1'),
     ('time_embedding.2', 'condition_embedder.time_embedder.linear_2'),
@@ -33,15 +33,15 @@ DIFFUSERS = (
     ('.o.', '.to_out.0.'), ('.q.', '.to_q.'), ('.k.', '.to_k.'), ('.v.', '.to_v.'),
     ('head.modulation', 'scale_shift_table'), ('head.head', 'proj_out'), ('.modulation', '.scale_shift_table'),
     ('ffn.0', 'ffn.net.0.proj'), ('ffn.2', 'ffn.net.2'), ('.norm3.', '.norm2.'))
-# Of torch files: the student of a training run, its average first; and what wrappers put before names.
+# In torch files: the student of a training run, its average first; and prefixes that wrappers add to names.
 STATES = ('generator_ema', 'generator', 'model', 'state_dict')
 WRAPPERS = re.compile(r'^(model\.diffusion_model\.|model\.|module\.)|_fsdp_wrapped_module\.|_orig_mod\.')
-# In float32, whatever the layers are in: what is computed once a timestep, scales all of a row, or is the first and the last.
+# In float32, whatever the layers are in: what is computed once per timestep, scales a whole row, or is first or last.
 KEPT = re.compile(r'patch\.|time\.|time_projection\.|head|(blocks\.\d+\.)?(modulation|\w*norm)')
 
 
 def diffusers_name(name: str) -> str:
-    """What diffusers calls a tensor of the original layout."""
+    """Return diffusers' name of a tensor of the original layout."""
     for original, other in DIFFUSERS:
         name = name.replace(original, other)
     return name
@@ -52,11 +52,11 @@ class _Source:
     """Where one parameter comes from: tensors of the original layout, their rows one after the other."""
 
     names: tuple[str, ...]
-    reordered: int = 0  # of these tensors, the first so many have heads whose channels are reordered
+    reordered: int = 0  # how many of these tensors, from the first on, have heads with reordered channels
 
 
 def sources(name: str) -> _Source:
-    """Where a parameter of ``WanDiT`` comes from."""
+    """Return where a parameter of ``WanDiT`` comes from."""
     block = re.match(r'blocks\.\d+\.', name)
     front, own = (block[0], name[block.end():]) if block else ('', name)
     layer, _, kind = own.rpartition('.')
@@ -84,7 +84,7 @@ def sources(name: str) -> _Source:
 
 
 def original_shapes(config: WanConfig) -> dict[str, tuple[int, ...]]:
-    """Shapes of all tensors of a checkpoint of a network, by their original names."""
+    """Return the shapes of all tensors of a network's checkpoint, by their original names."""
     found = {}
     for name, parameter in WanDiT(config, empty=True).named_parameters():
         names = sources(name).names
@@ -95,7 +95,7 @@ def original_shapes(config: WanConfig) -> dict[str, tuple[int, ...]]:
 
 
 class WanCheckpoint:
-    """The tensors of a checkpoint, by their original names; a context, in which its files are open.
+    """The tensors of a checkpoint, by their original names; a context manager that keeps its files open.
 
     ``path``: a folder of safetensors, with an index or without one, or a torch file.
     """
@@ -121,7 +121,7 @@ class WanCheckpoint:
         self._stored.clear()
 
     def config(self) -> WanConfig:
-        """The network, by ``config.json`` and, what that does not tell, by the tensors. Raises ModelError."""
+        """Return the network, from ``config.json`` and, for what that lacks, from the tensors. Raises ModelError."""
         name, width = 'patch_embedding_wancamctrl.weight', 0
         if name in self._names:
             width = int(self._shape(name)[1])
@@ -129,7 +129,7 @@ class WanCheckpoint:
         return WanConfig.from_json(read_json(folder / 'config.json'), width)
 
     def take(self, name: str, shape: torch.Size | tuple[int, ...], part: Part | None) -> Tensor:
-        """A tensor by its original name, or a part of it, on the device. Raises ModelError."""
+        """Return a tensor by its original name, or a part of it, on the device. Raises ModelError."""
         if name not in self._names:
             raise ModelError(f'weights in {self.path} lack {name}')
         found = self._shape(name)
@@ -140,7 +140,7 @@ class WanCheckpoint:
         return (stored[(slice(None),) * len(found)] if part is None else part.of(stored)).to(self._device)
 
     def left(self) -> list[str]:
-        """Names that were not taken."""
+        """Return the names that were not taken."""
         return sorted(set(self._names) - self._taken)
 
     def _shape(self, name: str) -> tuple[int, ...]:
@@ -189,7 +189,7 @@ class WanCheckpoint:
         self._stored = {name: lambda tensor=tensor: tensor for name, tensor in content.items()}
 
     def _originals(self) -> Iterator[tuple[str, str]]:
-        """Original name and stored name of each tensor."""
+        """Yield original name and stored name of each tensor."""
         plain = {WRAPPERS.sub('', name): name for name in self._stored}
         if not any(name.startswith('condition_embedder.') for name in plain):
             yield from plain.items()
@@ -202,8 +202,9 @@ class WanCheckpoint:
 
 def build(config: WanConfig, weights: Weights, device: torch.device | str = 'cpu', layers: torch.dtype = torch.float32,
           part: PartOf = lambda name: None) -> WanDiT:
-    """A network with weights taken by their original names, its layers in ``layers``, what is not computed once a token and
-    layer in float32. ``part`` tells what of an original tensor this process has (``tensor_share``). Raises ModelError."""
+    """Build a network with weights taken by their original names, its layers in ``layers``, what is not computed per token
+    and layer in float32. ``part`` tells which part of an original tensor this process has (``tensor_share``). Raises
+    ModelError."""
     dit = WanDiT(config, empty=True)
     for name, empty in list(dit.named_parameters()):
         source = sources(name)
@@ -226,7 +227,7 @@ def build(config: WanConfig, weights: Weights, device: torch.device | str = 'cpu
 
 def load(path: Path, device: torch.device | str = 'cpu', layers: torch.dtype = torch.bfloat16,
          part: PartOf = lambda name: None, config: WanConfig | None = None) -> WanDiT:
-    """Reads a checkpoint, ``config`` where it has no ``config.json``. Raises ModelError where something is missing, left over
+    """Load a checkpoint, with ``config`` if it has no ``config.json``. Raises ModelError if something is missing, left over
     or of another shape."""
     with WanCheckpoint(path, device) as checkpoint:
         dit = build(config or checkpoint.config(), checkpoint, device, layers, part)
@@ -237,7 +238,7 @@ def load(path: Path, device: torch.device | str = 'cpu', layers: torch.dtype = t
 
 
 def tensor_share(config: WanConfig, rank: int, count: int) -> PartOf:
-    """What a process has of the original tensors where heads and hidden units are shared out. Raises ValueError where they do
+    """Return a process's parts of the original tensors if heads and hidden units are divided. Raises ValueError if they do
     not divide."""
     if config.heads % count or config.ffn % count:
         raise ValueError(f'{config.heads} heads and {config.ffn} hidden units cannot be divided among {count} processes')

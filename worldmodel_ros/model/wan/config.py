@@ -1,4 +1,4 @@
-"""What a checkpoint says of its network, and how each published model is sampled."""
+"""The network configuration of a checkpoint, and how each published model is sampled."""
 from __future__ import annotations
 
 import json
@@ -12,17 +12,17 @@ from ..presets import SequencePreset
 from .schedule import Schedule
 
 PATCH = 2  # rows and columns of latents in a token
-VAE_STRIDE = 8  # pixels a latent, along rows and columns
-VAE_FRAMES = 4  # pixel frames a latent frame, but for the first one, which is one
+VAE_STRIDE = 8  # pixels per latent, along rows and columns
+VAE_FRAMES = 4  # pixel frames per latent frame, except the first, which is one
 
 
 @dataclass(frozen=True)
 class WanConfig:
     """The network of a checkpoint.
 
-    ``in_channels``: 16 of noise and, where an image is given, 4 of mask and 16 of its latents. ``camera_width``: numbers that
-    describe the camera's rays in a token, 0 where there is no camera. ``text_tokens``: rows of text that the network was
-    trained with; what a prompt lacks is zeros, which count.
+    ``in_channels``: 16 of noise and, with an image, 4 of mask and 16 of its latents. ``camera_width``: numbers that describe
+    the camera's rays in a token, 0 without a camera. ``text_tokens``: rows of text that the network was trained with; shorter
+    prompts are padded with zeros, which count.
     """
 
     width: int
@@ -48,7 +48,7 @@ class WanConfig:
 
     @property
     def condition_channels(self) -> int:
-        """Channels of what the first image says, 0 for a model of text alone."""
+        """Channels of the first image's condition, 0 for a model of text alone."""
         return self.in_channels - self.out_channels
 
     @property
@@ -65,9 +65,9 @@ class WanConfig:
 
     @classmethod
     def from_json(cls, content: dict[str, Any], camera_width: int = 0) -> WanConfig:
-        """The network of a ``config.json``, in the original names or in diffusers'.
+        """Return the network of a ``config.json``, in the original names or in diffusers'.
 
-        ``camera_width`` is that of the weights: no config tells it. Raises ModelError for what this package cannot run: CLIP
+        ``camera_width`` is that of the weights, as no config has it. Raises ModelError for what this package cannot run: CLIP
         features of an image, other patches, no norms.
         """
         try:
@@ -91,7 +91,7 @@ class WanConfig:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object; raises ModelError where there is none."""
+    """Read a JSON object; raises ModelError if there is none."""
     try:
         content = json.loads(file.read_text())
     except (OSError, ValueError, RecursionError) as error:
@@ -103,10 +103,10 @@ def read_json(file: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class WanPreset(SequencePreset):
-    """How a model is sampled: latent frames of a chunk, of the window (the chunk that is denoised is part of it) and of the
-    sinks, which are the first frames and never leave it.
+    """How a model is sampled: latent frames of a chunk, of the window (including the chunk being denoised) and of the sinks,
+    the first frames, which never leave it.
 
-    ``licence`` is that of the published weights, of which this package holds none.
+    ``licence`` is that of the published weights, of which this package contains none.
     """
 
     config: WanConfig
@@ -121,16 +121,16 @@ class WanPreset(SequencePreset):
 
     @property
     def slab_frames(self) -> int:
-        """Frames that are evicted together: the largest number of which chunk, window and sinks are multiples."""
+        """Frames that are evicted together: the greatest common divisor of chunk, window and sinks."""
         return math.gcd(self.chunk_frames, self.window_frames, self.sink_frames)
 
     def check(self, config: WanConfig) -> None:
-        """Raises ModelError where a checkpoint's network is not the one that this preset was published for."""
+        """Raise ModelError if a checkpoint's network is not the one that this preset was published for."""
         if config != self.config:
             raise ModelError(f'the checkpoint has {config}, and {self.name} is {self.config}: choose another preset')
 
 
-CAMERA = 6 * VAE_STRIDE ** 2 * PATCH ** 2  # six numbers a ray, a ray a pixel
+CAMERA = 6 * VAE_STRIDE ** 2 * PATCH ** 2  # six numbers per ray, one ray per pixel
 FAST_14B = WanConfig(width=5120, layers=40, heads=40, ffn=13824, in_channels=36, camera_width=CAMERA)
 CAUSAL_1_3B = WanConfig(width=1536, layers=30, heads=12, ffn=8960, in_channels=36, camera_width=CAMERA)
 

@@ -1,7 +1,7 @@
 """A sequence without pages: the definition of what ``sequence.PagedSequence`` computes.
 
-Keys are kept as the layers give them and rotated at each pass to where the window has them, in float32; nothing is rounded,
-moved or shared. For tests and for small models.
+Keys are kept as the layers return them and rotated at each pass to their positions in the window, in float32; nothing is
+rounded, moved or shared. For tests and for small models.
 """
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class DenseSequence:
         self.frame = end
 
     def position(self, frame: int) -> int:
-        """Where a frame of the window is rotated to."""
+        """Return the position that a frame of the window is rotated to."""
         return frame + self._shift if frame < self.window.sinks else frame
 
 
@@ -78,14 +78,14 @@ class DenseAttention:
         return q, k, v
 
     def own(self) -> dict[int, Frame]:
-        """The chunk's frames, as the last pass had them."""
+        """Return the chunk's frames, as of the last pass."""
         parts = [(k.chunk(self._count), v.chunk(self._count)) for k, v in self._own]
         return {self._first + at: [(k[at], v[at]) for k, v in parts] for at in range(self._count)}
 
 
 def normalise(qkv: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values (N, H, d), float32, of products (N, 3, H, d): RMSNorm over all heads of a token, in which the
-    Wan family differs from most."""
+    """Return queries, keys and values (N, H, d), float32, of products (N, 3, H, d): RMSNorm over all heads of a token,
+    unlike in most other families."""
     q, k, v = qkv.float().unbind(1)
     shape = q.shape
     q, k = (F.rms_norm(x.flatten(1), (x[0].numel(),), weight.float(), eps).view(shape)

@@ -1,12 +1,11 @@
 """The Wan diffusion transformer (Wan et al. 2025), one chunk of one sequence at a time, with LingBot-World's camera control.
 
-Everything that is the same in all passes of a chunk is computed once and handed in: modulation (a table by timestep), the
-camera's scales and shifts, and the prompt's keys and values. Where keys and values of earlier chunks lie, and how positions
-rotate them, is the attention's business (``SelfAttention``).
+Everything that is the same in all passes of a chunk is computed once and passed in: modulation (a table by timestep), the
+camera's scales and shifts, and the prompt's keys and values. ``SelfAttention`` knows where keys and values of earlier chunks
+lie, and how positions rotate them.
 
-The residual stream is float32; the layers may be in bfloat16, or in FP8 (``precision``). What lies between two products of a
-layer is one kernel on a GPU (``kernels.rows``): it adds what the product before left to the stream, and normalises for the
-next.
+The residual stream is float32; the layers may be in bfloat16, or in FP8 (``precision``). On a GPU, one kernel between two
+products of a layer (``kernels.rows``) adds the output of the previous product to the stream, and normalises for the next.
 """
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ from ..parallel.group import TensorParallel
 from .config import PATCH, WanConfig
 from .norms import of_all_heads
 
-KEY_MULTIPLE = 8  # keys of a prompt: what attention under a bias takes without a copy
+KEY_MULTIPLE = 8  # of a prompt's keys, so that attention under a bias needs no copy
 
 
 class Run(Protocol):
@@ -41,9 +40,9 @@ class SelfAttention(Protocol):
     """Attention of one pass to the window and to the chunk itself."""
 
     def attend(self, layer: int, qkv: Tensor, q_weight: Tensor, k_weight: Tensor, fp8: bool = False) -> Tensor | Rounded:
-        """From a layer's products (N, 3, H, d) for the tokens of a chunk, queries and keys neither normalised (by the
-        weights (H * d,)) nor rotated, to (N, H * d), with ``fp8`` rounded where that costs nothing; keeps keys and values for
-        the passes to come. Where processes have runs of the tokens, from all tokens and own heads to own tokens and all
+        """Map a layer's products (N, 3, H, d) for a chunk's tokens, queries and keys neither normalised
+        (by the weights (H * d,)) nor rotated, to (N, H * d), with ``fp8`` rounded where that costs nothing; keep keys and
+        values for later passes. If processes have runs of the tokens, map all tokens and own heads to own tokens and all
         heads."""
 
     def keep(self, layer: int, qkv: Tensor, q_weight: Tensor, k_weight: Tensor) -> None:
@@ -52,10 +51,10 @@ class SelfAttention(Protocol):
 
 @dataclass(frozen=True)
 class Modulation:
-    """What a timestep does: to each layer, float32 (L, 9, D), and to the output, (2, D).
+    """The effect of a timestep: on each layer, float32 (L, 9, D), and on the output, (2, D).
 
-    Of a layer: shift, scale (less one) and gate of attention, of the MLP, and of cross-attention, where they are the same at
-    all times: the norm's bias and weight, and one.
+    Per layer: shift, scale (less one) and gate of attention, of the MLP, and of cross-attention, where they are the same at all
+    times: the norm's bias and weight, and one.
     """
 
     blocks: Tensor
@@ -66,7 +65,7 @@ class Modulation:
 class Prompt:
     """A text as the layers see it: keys and values (L, H, S, d), and the logarithm of how often each row counts, (S,).
 
-    ``scales``, float32 (L,): what attention to the values is rounded by for a product in FP8.
+    ``scales``, float32 (L,): round the attention to the values, for a product in FP8.
     """
 
     keys: Tensor
@@ -75,12 +74,12 @@ class Prompt:
     scales: Tensor
 
 
-CameraControl = Sequence[tuple[Tensor, Tensor]]  # of each layer: scale and shift (N, D)
+CameraControl = Sequence[tuple[Tensor, Tensor]]  # per layer: scale and shift (N, D)
 
 
 @dataclass(frozen=True)
 class Unsummed:
-    """The residual stream x, float32 (N, D), to which gate (1, D) * y (N, D) is still to be added, by what reads x next."""
+    """The residual stream x, float32 (N, D), with gate (1, D) * y (N, D) still to be added by the next kernel that reads x."""
 
     x: Tensor
     y: Tensor | None = None
@@ -92,7 +91,7 @@ class Unsummed:
 
 
 class WanBlock(nn.Module):
-    """One layer, in the three stages between which tokens meet: ``enter``, the attention, ``leave``."""
+    """One layer, in three stages: ``enter``, the attention, where tokens meet, and ``leave``."""
 
     def __init__(self, config: WanConfig):
         super().__init__()
@@ -107,13 +106,13 @@ class WanBlock(nn.Module):
         self.ffn = nn.Sequential(nn.Linear(d, config.ffn), nn.GELU(approximate='tanh'), nn.Linear(config.ffn, d))
         self.camera = nn.ModuleDict({name: nn.Linear(d, d) for name in ('first', 'second', 'scale', 'shift')}) \
             if config.camera_width else None
-        self.fp8 = False  # ``precision.to_fp8`` says when
-        self.group: TensorParallel | None = None  # ``parallel.join`` says whose
+        self.fp8 = False  # set by ``precision.to_fp8``
+        self.group: TensorParallel | None = None  # set by ``parallel.join``
 
     def enter(self, stream: Unsummed, modulation: Tensor) -> tuple[Tensor, Tensor]:
-        """To queries, keys and values (N, 3, H, d), as the linear layer gives them, and the stream (N, D), by modulation
-        (9, D). Where processes have runs of the tokens, the stream is of own tokens, and queries, keys and values are those of
-        all tokens for own heads."""
+        """Return queries, keys and values (N, 3, H, d), as the linear layer returns them, and the stream (N, D), under
+        modulation (9, D). If processes have runs of the tokens, the stream is of own tokens, and queries, keys and values
+        are those of all tokens for own heads."""
         shift, scale = modulation[:1], modulation[1:2]
         x, rows, _ = row_kernels(stream.x).modulate_rows(stream.x, shift, scale, stream.added, self.fp8, eps=self.eps,
                                                          dtype=self.dtype)
@@ -121,8 +120,8 @@ class WanBlock(nn.Module):
 
     def leave(self, x: Tensor, attended: Tensor | Rounded, modulation: Tensor, camera: tuple[Tensor, Tensor] | None,
               keys: Tensor, values: Tensor, bias: Tensor, scale: Tensor) -> Unsummed:
-        """The stream after the layer; attended (N, D), the camera's scale and shift (N, D), the prompt's keys and values
-        (H, S, d), bias (S,) and scale ()."""
+        """Return the stream after the layer; attended (N, D), the camera's scale and shift (N, D), the prompt's keys and
+        values (H, S, d), bias (S,) and scale ()."""
         kernels, parts, options = row_kernels(x), modulation.split(1), {'eps': self.eps, 'dtype': self.dtype}
         y = self.proj(attended.to(self.dtype) if isinstance(attended, Tensor) else attended)
         x, rows, _ = kernels.modulate_rows(x, parts[6], parts[7], (y, parts[2]), self.fp8, film=camera, **options)
@@ -136,25 +135,26 @@ class WanBlock(nn.Module):
         return Unsummed(x, second(hidden), parts[5])
 
     def prompt(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values (H, S, d) of embedded text (S, D). Keys have the weights of the queries' norm, too."""
+        """Return keys and values (H, S, d) of embedded text (S, D). The weights of the queries' norm are folded into the
+        keys."""
         k, v = self.cross_kv(rows).chunk(2, -1)
         rms = of_all_heads(row_kernels(k).inverse_rms(k[:, None], self.eps), self.eps, self.group)[0]
         k = (k.float() * rms[:, None] * (self.cross_k_norm.float() * self.cross_q_norm.float())).to(v.dtype)
         return tuple(part.unflatten(-1, (self.heads, -1)).transpose(0, 1).contiguous() for part in (k, v))
 
     def control(self, embedded: Tensor) -> tuple[Tensor, Tensor]:
-        """Scale and shift (N, D) of embedded rays (N, D)."""
+        """Return scale and shift (N, D) of embedded rays (N, D)."""
         hidden = self.camera['second'](F.silu(self.camera['first'](embedded))) + embedded
         return self.camera['scale'](hidden), self.camera['shift'](hidden)
 
     def cross_modulation(self) -> Tensor:
-        """The norm before cross-attention as shift, scale and gate, float32 (3, D)."""
+        """Return the norm before cross-attention as shift, scale and gate, float32 (3, D)."""
         weight, bias = self.cross_norm.weight.float(), self.cross_norm.bias.float()
         return torch.stack([bias, weight - 1.0, torch.ones_like(bias)])
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.cross_kv.weight.dtype  # which is never in FP8
+        return self.cross_kv.weight.dtype  # never in FP8
 
 
 class WanDiT(nn.Module):
@@ -174,14 +174,14 @@ class WanDiT(nn.Module):
             self.blocks = nn.ModuleList(WanBlock(config) for _ in range(config.layers))
             self.head_modulation = nn.Parameter(torch.empty(2, d))
             self.head = nn.Linear(d, config.out_channels * PATCH ** 2)
-        self.run: Run | None = None  # of the tokens, where processes share them (``parallel``)
+        self.run: Run | None = None  # of the tokens, if processes share them (``parallel``)
 
     @property
     def device(self) -> torch.device:
         return self.head.weight.device
 
     def modulation(self, timestep: float) -> Modulation:
-        """What a timestep does, the same for all tokens; in float32, from phases in float64."""
+        """Return the modulation of a timestep, the same for all tokens; in float32, from phases in float64."""
         half = self.config.time_width // 2
         phase = timestep * 10000.0 ** -(torch.arange(half, dtype=torch.float64) / half)
         embedding = torch.cat([phase.cos(), phase.sin()]).float().to(self.device)
@@ -191,10 +191,10 @@ class WanDiT(nn.Module):
                                        for block in self.blocks]), self.head_modulation.float() + embedding)
 
     def prompt(self, text: Tensor) -> Prompt:
-        """A text (n, text_width), n at most ``config.text_tokens``, for all layers, once a prompt.
+        """Prepare a text (n, text_width), n at most ``config.text_tokens``, for all layers, once per prompt.
 
-        The published networks pad it with zeros and attend to them: as the rows of the padding are all alike, they are one
-        row here that counts for all.
+        The published networks pad it with zeros and attend to them: since all rows of padding are alike, one row counts for all
+        here.
         """
         count, missing = len(text), self.config.text_tokens - len(text)
         if text.shape[1:] != (self.config.text_width,) or missing < 0:
@@ -213,8 +213,8 @@ class WanDiT(nn.Module):
         return Prompt(torch.stack(keys), values, bias.to(self.device), scales)
 
     def camera_control(self, rays: Tensor) -> CameraControl:
-        """Scales and shifts of each layer for a chunk's rays (N, camera_width), as ``camera.ray_tokens`` gives them; nothing in
-        them depends on the timestep."""
+        """Return each layer's scales and shifts for a chunk's rays (N, camera_width), as from ``camera.ray_tokens``; they do
+        not depend on the timestep."""
         if self.camera is None:
             raise ValueError('this network has no camera control')
         rays = rays if self.run is None else self.run.own(rays)
@@ -224,7 +224,7 @@ class WanDiT(nn.Module):
 
     def forward(self, latents: Tensor, modulation: Modulation, prompt: Prompt, camera: CameraControl | None,
                 attention: SelfAttention) -> Tensor:
-        """Velocity (noise minus clean), float32 (out_channels, F, h, w), of latents (in_channels, F, h, w)."""
+        """Return the velocity (noise minus clean), float32 (out_channels, F, h, w), of latents (in_channels, F, h, w)."""
         _, frames, height, width = latents.shape
         stream = self._layers(latents, modulation, prompt, camera, attention)
         shift, scale = modulation.head.split(1)
@@ -236,7 +236,7 @@ class WanDiT(nn.Module):
 
     def keep(self, latents: Tensor, modulation: Modulation, prompt: Prompt, camera: CameraControl | None,
              attention: SelfAttention) -> None:
-        """As ``forward``, up to the last layer's keys and values."""
+        """Run ``forward`` up to the last layer's keys and values."""
         self._layers(latents, modulation, prompt, camera, attention, whole=False)
 
     def _layers(self, latents: Tensor, modulation: Modulation, prompt: Prompt, camera: CameraControl | None,
@@ -259,13 +259,13 @@ class WanDiT(nn.Module):
 
 
 def patchify(latents: Tensor) -> Tensor:
-    """(C, F, h, w) to tokens (F * h * w / 4, C * 4), row by row."""
+    """Split (C, F, h, w) into tokens (F * h * w / 4, C * 4), row by row."""
     c, f, h, w = latents.shape
     x = latents.reshape(c, f, h // PATCH, PATCH, w // PATCH, PATCH).permute(1, 2, 4, 0, 3, 5)
     return x.reshape(f * h * w // PATCH ** 2, -1)
 
 
 def unpatchify(tokens: Tensor, frames: int, rows: int, columns: int) -> Tensor:
-    """Tokens (F * rows * columns, 4 * C) to (C, F, 2 * rows, 2 * columns); the channel is the last of a token's numbers."""
+    """Assemble tokens (F * rows * columns, 4 * C) to (C, F, 2 * rows, 2 * columns); the channel varies fastest in a token."""
     x = tokens.view(frames, rows, columns, PATCH, PATCH, -1).permute(5, 0, 1, 3, 2, 4)
     return x.reshape(x.shape[0], frames, rows * PATCH, columns * PATCH)

@@ -1,9 +1,8 @@
-"""Checkpoints with two networks, one for much noise and one for little (Wan2.2 A14B).
+"""Checkpoints with two networks, one for high and one for low noise (Wan2.2 A14B).
 
-At a timestep of the boundary or above it the first one denoises, below it the second one. Each is on the device that it is
-placed on, with pages of its own there; what goes from one to the other is the latents of a chunk. A chunk may be a whole video,
-as the published networks have it. Where another one follows, as for a robot, both have seen its clean latents: each has keys
-of its own.
+At or above the boundary timestep the first one denoises, below it the second one. Each is on its own device, with its pages
+there; only the latents of a chunk move between them. A chunk may be a whole video, as the published networks have it. If
+another one follows, as for a robot, both have seen its clean latents, since each has its own keys.
 """
 from __future__ import annotations
 
@@ -23,14 +22,14 @@ from .sampler import Passes, Sequence as PassSequence, denoise, each_pass, finis
 from .schedule import TRAINED_STEPS, Schedule, Step
 from .sequence import PagedSequence, PagedSequences
 
-# Folders of the two networks, and the boundary by what they see where the folder does not tell: image and text, or text alone.
+# Folders of the two networks, and default boundaries: with an image condition (True), or with text alone (False).
 LAYOUTS = {'original': ('high_noise_model', 'low_noise_model'), 'diffusers': ('transformer', 'transformer_2')}
 PUBLISHED_BOUNDARIES = {True: 0.9, False: 0.875}
 
 
 @dataclass(frozen=True)
 class Experts:
-    """Two networks and the share of noise, 0 to 1, from which on the first one is asked."""
+    """Two networks and the share of noise, 0 to 1, from which on the first one is used."""
 
     high: WanDiT
     low: WanDiT
@@ -47,12 +46,12 @@ class Experts:
         return self.high, self.low
 
     def at(self, timestep: float) -> int:
-        """Which of the two denoises."""
+        """Return which of the two denoises."""
         return int(timestep < self.boundary * TRAINED_STEPS)
 
     @property
     def config(self) -> WanConfig:
-        """Of both."""
+        """The configuration of both."""
         return self.high.config
 
     def prompt(self, text: Tensor) -> tuple[Prompt, Prompt]:
@@ -65,13 +64,13 @@ class Experts:
 
 
 class ExpertPages:
-    """``PagedSequences`` of two networks: what is opened has pages of both, each on its network's device."""
+    """``PagedSequences`` of two networks: an open sequence has pages of both, each on its network's device."""
 
     def __init__(self, owners: Sequence[PagedSequences]):
         self.owners = tuple(owners)
 
     def open(self) -> ExpertSequence:
-        """A new sequence. Raises OutOfPages where no window can be guaranteed any more, and then takes none."""
+        """Open a new sequence. Raises OutOfPages, and takes no pages, if no window can be guaranteed any more."""
         with ExitStack() as stack:
             parts = []
             for owner in self.owners:
@@ -82,29 +81,29 @@ class ExpertPages:
 
 
 class ExpertSequence(tuple[PagedSequence, PagedSequence]):
-    """One sequence in the pages of both networks, in their order: what ``ExpertSampler`` takes."""
+    """One sequence in the pages of both networks, in their order, as ``ExpertSampler`` takes it."""
 
     @property
     def frame(self) -> int:
-        """The number of the frame that comes next."""
+        """The number of the next frame."""
         return self[0].frame
 
     def fork(self) -> ExpertSequence:
-        """A branch, as ``PagedSequence.fork``."""
+        """Return a branch, as ``PagedSequence.fork``."""
         return ExpertSequence(part.fork() for part in self)
 
     def close(self) -> None:
-        """Give all pages back."""
+        """Release all pages."""
         for part in self:
             part.close()
 
     def save(self) -> dict[str, Tensor]:
-        """What both hold, for a file; on the host."""
+        """Return what both hold, on the host, for a file."""
         return {f'{at}.{name}': tensor for at, part in enumerate(self) for name, tensor in part.save().items()}
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        """Replace what both hold by what ``save`` gave. Raises ValueError for what does not fit; then the sequence is of no
-        more use."""
+        """Replace what both hold by what ``save`` returned. Raises ValueError for what does not fit, after which the
+        sequence cannot be used."""
         for at, part in enumerate(self):
             part.restore({name.partition('.')[2]: tensor for name, tensor in tensors.items() if name.startswith(f'{at}.')})
         if self[0].frame != self[1].frame:
@@ -112,7 +111,7 @@ class ExpertSequence(tuple[PagedSequence, PagedSequence]):
 
 
 class ExpertSampler:
-    """``Sampler`` of two networks: what it takes is of both, in their order, but for noise and condition."""
+    """``Sampler`` of two networks: arguments come for both, in their order, except noise and condition."""
 
     def __init__(self, experts: Experts, schedule: Schedule):
         self.experts, self.schedule = experts, schedule
@@ -125,7 +124,7 @@ class ExpertSampler:
     @torch.inference_mode()
     def chunk(self, sequences: Sequence[PassSequence], prompts: Sequence[Prompt], noise: Callable[[int], Tensor],
               condition: Tensor | None = None, cameras: Sequence[CameraControl] | None = None) -> Tensor:
-        """The next chunk's clean latents, where the noise is; appended to the sequences of both networks. As
+        """Return the next chunk's clean latents, on the noise's device, and append it to the sequences of both networks. As
         ``Sampler.chunk``."""
         return finished(self.pass_by_pass(sequences, prompts, noise, condition, cameras))
 
@@ -166,18 +165,18 @@ class ExpertSampler:
 
 @contextmanager
 def _chunks(sequences: Sequence[PassSequence], frames: int, observed: bool) -> Iterator[list[SelfAttention]]:
-    """Both sequences end the chunk, or none: where the passes fail, each leaves its context by that exception."""
+    """Open a chunk of both sequences, which both end or neither: if a pass fails, each context ends with that exception."""
     with ExitStack() as stack:
         yield [stack.enter_context(sequence.chunk(frames, observed)) for sequence in sequences]
 
 
 def has_experts(path: Path) -> bool:
-    """Whether a folder holds two networks."""
+    """Return whether a folder holds two networks."""
     return any(all((path / name).is_dir() for name in names) for names in LAYOUTS.values())
 
 
 def folders(path: Path) -> tuple[Path, Path]:
-    """Where the two networks are, that for much noise first. Raises ModelError."""
+    """Return the folders of the two networks, high noise first. Raises ModelError."""
     for names in LAYOUTS.values():
         if all((path / name).is_dir() for name in names):
             return path / names[0], path / names[1]
@@ -187,8 +186,8 @@ def folders(path: Path) -> tuple[Path, Path]:
 
 def load(path: Path, devices: Sequence[torch.device | str] = ('cpu', 'cpu'), layers: torch.dtype = torch.bfloat16,
          boundary: float | None = None) -> Experts:
-    """Both networks from a folder of either layout, each onto its device. ``boundary``: as the folder says
-    (``model_index.json``), or as it was published, unless given. Raises ModelError."""
+    """Load both networks from a folder of either layout, each onto its device. ``boundary`` defaults to that of the folder
+    (``model_index.json``), or else to the published one. Raises ModelError."""
     high, low = (checkpoint.load(folder, device, layers) for folder, device in zip(folders(path), devices, strict=True))
     if boundary is None and (path / 'model_index.json').is_file():
         boundary = read_json(path / 'model_index.json').get('boundary_ratio')

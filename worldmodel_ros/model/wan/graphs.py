@@ -1,8 +1,7 @@
-"""All passes of a chunk as one CUDA graph: the host starts one thing, not 2,500 kernels.
+"""All passes of a chunk as one CUDA graph: the host launches one graph, not 2,500 kernels.
 
-A graph reads and writes where it did when it was captured. What differs from chunk to chunk (noise, condition, the camera's
-scales and shifts, which pages are seen and written) is copied there before each replay; the pages themselves stay where they
-are.
+A graph reads and writes the memory that it was captured with. What differs from chunk to chunk (noise, condition, the camera's
+scales and shifts, which pages are seen and written) is copied there before each replay; the pages themselves stay in place.
 """
 from __future__ import annotations
 
@@ -18,9 +17,9 @@ from .sequence import PagedAttention, PagedSequence
 
 
 class GraphedSampler:
-    """``Sampler`` over pages, whose ``chunk`` replays a graph. The first chunk of another size, of a text of another length, or
-    over the pages of another owner takes longer: it is captured. At most ``most`` graphs are kept, each with the memory of a
-    pass. On a CPU there are no graphs; the same steps are run from the same places."""
+    """``Sampler`` over pages, whose ``chunk`` replays a graph. The first chunk of another size, of a text of another length,
+    or over another owner's pages takes longer: it is captured. At most ``most`` graphs are kept, each with the memory of a
+    pass. On a CPU there are no graphs; the same steps are run on the same buffers."""
 
     def __init__(self, sampler: Sampler, most: int = 2):
         self.sampler, self.dit, self.schedule = sampler, sampler.dit, sampler.schedule
@@ -35,7 +34,7 @@ class GraphedSampler:
             given = _Inputs(attention, prompt, steps, condition, camera)
             key = (attention.form, *((name, tensor.shape) for name, tensor in given.tensors.items()))
             graph = self._graphs.pop(key, None) or _Graph(self.sampler, attention, prompt, given)
-            self._graphs[key] = graph  # the last one is the newest
+            self._graphs[key] = graph  # the newest is last
             while len(self._graphs) > self._most:
                 del self._graphs[next(iter(self._graphs))]
             return graph.replay(prompt, given)
@@ -47,7 +46,7 @@ class GraphedSampler:
 
 
 class _Inputs:
-    """All that passes read, by name. Lists of pages are as long as they can ever be."""
+    """All that passes read, by name. Lists of pages are padded to their greatest possible length."""
 
     def __init__(self, attention: PagedAttention, prompt: Prompt, noise: list[Tensor], condition: Tensor | None,
                  camera: CameraControl | None):
@@ -79,8 +78,8 @@ class _Graph:
             return sampler.passes(attention, text, lambda step: held[f'noise {step}'], held.get('condition'), camera)
         self._passes, self._graph, self._out = passes, None, None
         if sampler.dit.device.type == 'cuda':
-            # Once outside of a graph: what is compiled, loaded or allocated at first must not be part of one.
-            # Its kernels keep the priority that they were captured with, which is above that of decoding in the background.
+            # Once outside of a graph: first-time compilation, loading and allocation must not be captured. The graph's kernels
+            # keep the priority of this stream, which is above that of decoding in the background.
             stream = torch.cuda.Stream(sampler.dit.device, priority=-1)
             stream.wait_stream(torch.cuda.current_stream(sampler.dit.device))
             with torch.cuda.stream(stream):
@@ -91,7 +90,7 @@ class _Graph:
                 self._out = passes()
 
     def replay(self, prompt: Prompt, given: _Inputs) -> Tensor:
-        """The chunk's latents."""
+        """Return the chunk's latents."""
         for name, tensor in given.tensors.items():
             if not name.startswith('prompt') or prompt is not self._prompt:
                 self._held[name].copy_(tensor)

@@ -1,8 +1,8 @@
-"""The layers of a Wan network in FP8: weights in e4m3 by rows, activations rounded row by row on the way.
+"""Layers of a Wan network in FP8: weights in e4m3 by rows, activations rounded row by row on the fly.
 
-As for the small model's network (``model.precision``), whose layers and kernels these are. What is computed once a prompt or
-once a chunk, and all that is not a product, stays as it is, but for the first two of the camera's four products of a layer: the
-other two make factors of the residual stream, and rounding them would cost as much accuracy as all others together.
+Layers and kernels are those of the small model's network (``model.precision``). What is computed once per prompt or per chunk,
+and all that is not a product, stays as it is, except the first two of the camera's four products per layer: the other two
+compute factors of the residual stream, and rounding them would cost as much accuracy as all others together.
 """
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CAMERA = ('camera.first', 'camera.second')
 
 
 def to_fp8(dit: WanDiT) -> WanDiT:
-    """Replace the layers of a network whose weights are loaded, one by one, so that not all are in memory twice."""
+    """Replace the layers of a network with loaded weights, one by one, so that not all are in memory twice."""
     for block in dit.blocks:
         for name in LINEARS if block.camera is None else LINEARS + CAMERA:
             block.set_submodule(name, Fp8Linear(block.get_submodule(name)))

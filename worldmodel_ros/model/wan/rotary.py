@@ -1,4 +1,4 @@
-"""Rotary phases of the Wan family: time, row and column, each with pairs of its own, theta 10,000.
+"""Rotary phases of the Wan family: time, row and column, each with its own pairs, theta 10,000.
 
 The published networks rotate neighbouring channels; this package rotates halves of a head, so query and key rows are reordered
 when weights are loaded (``halves_order``), which changes no product of the two.
@@ -17,18 +17,18 @@ THETA = 10000.0
 
 
 def axis_pairs(head_dim: int) -> tuple[int, int, int]:
-    """Pairs of channels that time, row and column rotate."""
+    """Return the numbers of channel pairs that time, row and column rotate."""
     space = head_dim // 6
     return head_dim // 2 - 2 * space, space, space
 
 
 def halves_order(head_dim: int) -> Tensor:
-    """Where the channels of a head come from, int64 (head_dim,): the first of each pair, then the second ones."""
+    """Return where the channels of a head come from, int64 (head_dim,): the first of each pair, then the second ones."""
     return torch.arange(head_dim).view(-1, 2).t().reshape(-1)
 
 
 def rotation(head_dim: int, frames: np.ndarray, grid: tuple[int, int], device: torch.device | str = 'cpu') -> Tensor:
-    """Cosines and sines, float32 (2, T * P, head_dim / 2), of frames (T,) at any distance, row by row of ``grid``.
+    """Return cosines and sines, float32 (2, T * P, head_dim / 2), of frames (T,) at any distance, row by row of ``grid``.
 
     Phases are computed in float64. Only differences of frames reach the attention.
     """
@@ -39,7 +39,7 @@ def rotation(head_dim: int, frames: np.ndarray, grid: tuple[int, int], device: t
 
 
 def time_shift(head_dim: int, frames: float, device: torch.device | str = 'cpu') -> Tensor:
-    """Cosines and sines, float32 (2, head_dim / 2), that move rotated keys by so many frames."""
+    """Return cosines and sines, float32 (2, head_dim / 2), that move rotated keys by ``frames``."""
     pairs = axis_pairs(head_dim)
     phases = np.zeros((2, head_dim // 2), np.float32)
     phases[0] = 1.0
@@ -48,7 +48,7 @@ def time_shift(head_dim: int, frames: float, device: torch.device | str = 'cpu')
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x (..., head_dim) rotated by halves; cos and sin (..., head_dim / 2)."""
+    """Rotate x (..., head_dim) by halves; cos and sin (..., head_dim / 2)."""
     a, b = x.chunk(2, -1)
     return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
 
@@ -61,6 +61,6 @@ def _space(head_dim: int, grid: tuple[int, int], device: str) -> Tensor:
 
 
 def _phases(positions: np.ndarray, pairs: int) -> np.ndarray:
-    """float32 (2, n, pairs)."""
+    """Return cosines and sines, float32 (2, n, pairs)."""
     phase = positions[:, None] * THETA ** -(np.arange(pairs) / pairs)
     return np.stack([np.cos(phase), np.sin(phase)]).astype(np.float32)

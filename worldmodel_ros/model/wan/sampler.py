@@ -1,4 +1,4 @@
-"""Chunk after chunk: denoised in the steps of a schedule, then passed once more, clean, for the chunks to come."""
+"""Chunk-by-chunk sampling: denoise in the steps of a schedule, then pass the clean latents once more to fill the cache."""
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
@@ -12,7 +12,7 @@ from .dit import CameraControl, Prompt, SelfAttention, WanDiT
 from .schedule import Schedule, Step
 
 
-Passes = Generator[None, None, Tensor]  # stops after each pass; its value is the chunk's clean latents
+Passes = Generator[None, None, Tensor]  # yields after each pass; returns the chunk's clean latents
 
 
 class Sequence(Protocol):
@@ -24,7 +24,7 @@ class Sequence(Protocol):
 
 
 class Sampler:
-    """Samples and commits chunks of one network by one schedule; holds nothing of a sequence."""
+    """Samples and commits chunks of one network by one schedule; holds no state of a sequence."""
 
     def __init__(self, dit: WanDiT, schedule: Schedule):
         self.dit, self.schedule = dit, schedule
@@ -34,9 +34,9 @@ class Sampler:
     @torch.inference_mode()
     def chunk(self, sequence: Sequence, prompt: Prompt, noise: Callable[[int], Tensor], condition: Tensor | None = None,
               camera: CameraControl | None = None) -> Tensor:
-        """The next chunk's clean latents, float32 (C, F, h, w), appended to the sequence.
+        """Return the next chunk's clean latents, float32 (C, F, h, w), and append it to the sequence.
 
-        ``noise`` gives that of a step, standard normal float32 (C, F, h, w), counted from 0; ``condition``
+        ``noise`` returns that of a step, standard normal float32 (C, F, h, w), counted from 0; ``condition``
         (condition_channels, F, h, w) as ``condition`` makes it, for networks that take one.
         """
         return finished(self.pass_by_pass(sequence, prompt, noise, condition, camera))
@@ -44,8 +44,8 @@ class Sampler:
     @torch.inference_mode()
     def pass_by_pass(self, sequence: Sequence, prompt: Prompt, noise: Callable[[int], Tensor], condition: Tensor | None = None,
                      camera: CameraControl | None = None) -> Passes:
-        """``chunk``, which stops after each pass but the last one, that commits. Other sequences may go on in between; the
-        sequence has the chunk at the end, or nothing of it where this is closed before."""
+        """``chunk`` as a generator that yields after each pass except the last one, which commits. Other sequences may go on
+        in between; the sequence has the chunk at the end, or nothing of it if the generator is closed before."""
         latents = noise(0)
         with sequence.chunk(latents.shape[1]) as attention:
             denoising = denoise(self.schedule, lambda step: noise(step) if step else latents)
@@ -57,7 +57,7 @@ class Sampler:
     @torch.inference_mode()
     def passes(self, attention: SelfAttention, prompt: Prompt, noise: Callable[[int], Tensor], condition: Tensor | None,
                camera: CameraControl | None) -> Tensor:
-        """All passes of a chunk, as ``chunk``, whose keys and values ``attention`` keeps."""
+        """Run all passes of a chunk, as ``chunk``; ``attention`` keeps its keys and values."""
         clean = finished(each_pass(denoise(self.schedule, noise), lambda step, latents: self._velocity(
             step, latents, prompt, condition, camera, attention)))
         self._keep(clean, prompt, condition, camera, attention)
@@ -66,7 +66,7 @@ class Sampler:
     @torch.inference_mode()
     def commit(self, sequence: Sequence, prompt: Prompt, latents: Tensor, condition: Tensor | None = None,
                camera: CameraControl | None = None) -> None:
-        """Append observed frames: clean latents (C, F, h, w) of real images, which no step denoises."""
+        """Append observed frames: clean latents (C, F, h, w) of real images, which are not denoised."""
         with sequence.chunk(latents.shape[1], observed=True) as attention:
             self._keep(latents, prompt, condition, camera, attention)
 
@@ -80,22 +80,22 @@ class Sampler:
 
 
 def denoise(schedule: Schedule, noise: Callable[[int], Tensor]) -> Generator[tuple[Step, Tensor], Tensor, Tensor]:
-    """Clean latents, float32, from the noise of the steps: yields a step and its latents, and is sent what a network says of
-    them (the velocity)."""
+    """Return clean latents, float32, from the noise of the steps: yields each step and its latents, and is sent the
+    network's velocity for them."""
     latents, clean, found = noise(0), None, None
     for index, step in enumerate(schedule.steps):
         if index:
-            # The noise that the network found, or new noise.
+            # New noise, or the noise that the network found.
             added = noise(index) if schedule.renewed else (clean.double() + found).float()
             latents = (1.0 - step.entry) * clean + step.entry * added
         found = (yield step, latents).double()
-        # What is left of rounding here would be amplified by the steps to come.
+        # In float64: later steps would amplify a rounding error.
         clean = (latents.double() - step.sigma * found).float()
     return clean
 
 
 def each_pass(denoising: Generator[tuple[Step, Tensor], Tensor, Tensor], velocity: Callable[[Step, Tensor], Tensor]) -> Passes:
-    """Denoise by a network, and stop after each pass."""
+    """Denoise by a network, yielding after each pass."""
     step, latents = next(denoising)
     while True:
         found = velocity(step, latents)
@@ -107,7 +107,7 @@ def each_pass(denoising: Generator[tuple[Step, Tensor], Tensor, Tensor], velocit
 
 
 def finished(passes: Passes) -> Tensor:
-    """What passes lead to, one after the other."""
+    """Run all passes; return their result."""
     while True:
         try:
             next(passes)
@@ -116,5 +116,5 @@ def finished(passes: Passes) -> Tensor:
 
 
 def with_condition(latents: Tensor, condition: Tensor | None) -> Tensor:
-    """What a network takes: noisy latents, and what the first image says, if it takes that."""
+    """Return a network's input: noisy latents, and the first image's condition, if it takes one."""
     return latents if condition is None else torch.cat([latents, condition.to(latents)])

@@ -1,7 +1,7 @@
-"""The keys and values of one sequence of latent frames, in flat pages: window, sinks, positions, forks.
+"""Keys and values of one sequence of latent frames, in flat pages: window, sinks, positions, forks.
 
-The window is that of the published models: the chunk that is denoised is part of it, the first frames (sinks) stay in it, and
-what does not fit leaves it, oldest first. Their reference rotates by a table of 1,024 frames and ends there; here phases are
+The window is that of the published models: the chunk being denoised is part of it, the first frames (sinks) stay in it, and
+what does not fit is evicted, oldest first. Their reference rotates by a table of 1,024 frames and ends there; here phases are
 exact at any distance, and sinks, the only keys from which a chunk moves away, follow it in steps (``Window.limit``).
 """
 from __future__ import annotations
@@ -36,9 +36,9 @@ from .rotary import rotate, rotation, time_shift
 class Window:
     """Which frames a chunk sees, and at which positions.
 
-    ``frames`` of a window, the chunk's own among them, ``sinks`` of them the first of the sequence; all are multiples of
+    ``frames`` of a window, including the chunk's own, ``sinks`` of them the first of the sequence; all are multiples of
     ``slab``, the frames that are evicted together. A chunk is never ``limit`` frames or more behind the first sink: before
-    that, sinks are moved after it by a multiple of ``step`` frames, as if they had been seen so much later.
+    that, sinks are moved after it by a multiple of ``step`` frames, as if they had been seen that much later.
     """
 
     frames: int
@@ -59,27 +59,28 @@ class Window:
         return cls(preset.window_frames, preset.sink_frames, preset.slab_frames)
 
     def oldest(self, end: int) -> int:
-        """The first frame, but for sinks, that a chunk sees which ends before the frame ``end``."""
+        """Return the first frame, not counting sinks, that is seen by a chunk which ends before the frame ``end``."""
         return max(0, end - (self.frames - self.sinks))
 
     def shift(self, end: int, before: int) -> int:
-        """By how much sinks are moved for a chunk which ends before ``end``; ``before`` is what they were moved already."""
+        """Return how far sinks are moved for a chunk which ends before ``end``; ``before`` is how far they were moved
+        already."""
         beyond = end - before - self.limit if self.sinks else 0
         return before + max(0, -(-beyond // self.step)) * self.step
 
     def check(self, first: int, count: int) -> None:
-        """Raises ValueError for a chunk that is no slabs, or larger than what the sinks leave."""
+        """Raise ValueError for a chunk that is not whole slabs, or larger than the sinks leave room for."""
         if count < 1 or count % self.slab or first % self.slab or count > self.frames - self.sinks:
             raise ValueError(f'{count} frames from {first} on: a chunk is slabs of {self.slab} frames, at most '
                              f'{self.frames - self.sinks} frames')
 
 
 class PagedSequences:
-    """Pages for so many ``sequences``, each of which is guaranteed its window, and ``branches`` of a chunk besides.
+    """Pages for ``sequences`` sequences, each with a guaranteed window, and for ``branches`` of a chunk besides.
 
-    ``grid``: rows and columns of tokens in a frame. ``group``: whose process holds its share of the network's heads; all unless
-    given. What is saved and restored has all heads: every process takes part.
-    FP32 and BF16 pages hold keys and values as they are, FP8 pages with a scale for each page and head.
+    ``grid``: rows and columns of tokens in a frame. ``group``: this process holds its share of the network's heads; all unless
+    given. Saved and restored data have all heads, so every process takes part. FP32 and BF16 pages hold keys and values as they
+    are, FP8 pages with a scale for each page and head.
     """
 
     def __init__(self, config: WanConfig, window: Window, grid: tuple[int, int], precision: Precision = Precision.BF16,
@@ -102,13 +103,13 @@ class PagedSequences:
         self.pool = PagePool.of('pages', storage)
 
     def open(self) -> PagedSequence:
-        """A new sequence. Raises OutOfPages where no window can be guaranteed any more."""
+        """Open a new sequence. Raises OutOfPages if no window can be guaranteed any more."""
         cache = SequenceCache(self.layout, [self.pool], self._slabs, self.window.sinks // self.window.slab)
         return PagedSequence(self, cache)
 
 
 class PagedSequence:
-    """One sequence: ``frame`` is the number of the frame that comes next. Not safe for two threads at once."""
+    """One sequence; ``frame`` is the number of the next frame. Not thread-safe."""
 
     def __init__(self, owner: PagedSequences, cache: SequenceCache, frame: int = 0, shift: int = 0,
                  first_keys: _SinkKeys | None = None):
@@ -116,23 +117,24 @@ class PagedSequence:
         self._shift, self._first_keys = shift, first_keys
 
     def fork(self) -> PagedSequence:
-        """A branch of this sequence. No key and no value is copied: both have the same pages, and never write to them."""
+        """Return a branch of this sequence. No key and no value is copied: both share the same pages, and never write to
+        them."""
         return PagedSequence(self._owner, self._cache.fork(), self.frame, self._shift, self._first_keys)
 
     def close(self) -> None:
-        """Gives all pages back."""
+        """Release all pages."""
         self._cache.close()
 
     def save(self) -> dict[str, Tensor]:
-        """What the sequence holds, for a file; on the host."""
+        """Return what the sequence holds, on the host, for a file."""
         with closing(self._cache.fork()) as fork:  # whose pages are no longer written
             found = {name: torch.from_numpy(array) for name, array in snapshot.save(fork).items()}
         found['position'] = torch.tensor([self.frame, self._shift])
         return found | ({} if self._first_keys is None else self._first_keys.tensors(self._owner.group))
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        """Replace what the sequence holds by what ``save`` gave. Raises ValueError, and changes nothing, for what does not fit
-        its pages; OutOfPages for a fork whose pool is full."""
+        """Replace what the sequence holds by what ``save`` returned. Raises ValueError, and changes nothing, for what does
+        not fit its pages; OutOfPages for a fork whose pool is full."""
         rest = dict(tensors)
         owner, position = self._owner, rest.pop('position', None)
         first_keys = _SinkKeys.of_tensors(rest, owner.pool.storage, owner.group)
@@ -153,8 +155,8 @@ class PagedSequence:
 
     @contextmanager
     def chunk(self, frames: int, observed: bool = False) -> Iterator[PagedAttention]:
-        """The attention of all passes over the next frames. What the last of them has kept becomes part of the sequence when
-        the context ends, and nothing does if it ends with an exception. Raises ValueError and OutOfPages."""
+        """Yield the attention for all passes over the next frames. What the last pass keeps becomes part of the sequence
+        when the context ends, and nothing does if it ends with an exception. Raises ValueError and OutOfPages."""
         owner, end = self._owner, self.frame + frames
         owner.window.check(self.frame, frames)
         self._cache.evict(owner.window.oldest(end))
@@ -166,8 +168,8 @@ class PagedSequence:
         self.frame = end
 
     def _move_sinks(self, shift: int) -> None:
-        """Writes the sinks again, moved by so many frames, each time from the keys as they were first: else they would be
-        rounded again and again."""
+        """Write the sinks again, moved by ``shift`` frames, always from the keys as first written, so that rounding errors
+        do not add up."""
         if shift == self._shift:
             return
         storage, sinks = self._owner.pool.storage, len(self._cache.table.select(self._sink_rows()))
@@ -202,12 +204,12 @@ class PagedAttention:
         self._own = to_device(torch.from_numpy(own.ravel().astype(np.int32)), owner.device)
 
     def inputs(self) -> dict[str, Tensor]:
-        """What is read on the device: the lists of pages, of which the last entries may be no page, places, and rotations."""
+        """Return what is read on the device: page lists, whose last entries may be padding, places, and rotations."""
         lists = {name: getattr(self._lists, name) for name in ('starts', 'pages', 'lengths', 'full')}
         return {**lists, 'own': self._own, 'rotary': self._rotary}
 
     def reading(self, inputs: dict[str, Tensor]) -> PagedAttention:
-        """The same, from these instead."""
+        """Return the same attention, reading these inputs instead."""
         other = copy(self)
         lists = {name: inputs[name] for name in ('starts', 'pages', 'lengths', 'full')}
         other._lists, other._own, other._rotary = replace(self._lists, **lists), inputs['own'], inputs['rotary']
@@ -215,12 +217,12 @@ class PagedAttention:
 
     @property
     def most_pages(self) -> int:
-        """That a chunk may ever see."""
+        """The most pages that a chunk may ever see."""
         return self._most_pages
 
     @property
     def form(self) -> tuple:
-        """What passes over another chunk must share to be the same work on other numbers."""
+        """What passes over another chunk must share to be the same work on other data."""
         return id(self._storage), self._slabs, self._plan
 
     def attend(self, layer: int, qkv: Tensor, q_weight: Tensor, k_weight: Tensor, fp8: bool = False) -> Tensor | Rounded:
@@ -236,7 +238,7 @@ class PagedAttention:
         self._write(self._storage.layer(layer), qkv, q_weight, k_weight)
 
     def _write(self, pool: Pool, qkv: Tensor, q_weight: Tensor, k_weight: Tensor) -> tuple[Tensor, Tensor | None]:
-        qkv = qkv[:self._tokens]  # runs of processes are filled up
+        qkv = qkv[:self._tokens]  # runs of processes are padded
         rms = of_all_heads(row_kernels(qkv).inverse_rms(qkv.flatten(2)[:, :2], self._eps), self._eps, self._group)
         if isinstance(self._group, SequenceParallel):
             q_weight, k_weight = (self._group.own(weight, 0) for weight in (q_weight, k_weight))
@@ -244,7 +246,7 @@ class PagedAttention:
 
 
 class _Places:
-    """Pages to be written, as runs of neighbours where they are some."""
+    """Pages to be written, as runs of neighbours where possible."""
 
     def __init__(self, ids: np.ndarray, device: torch.device):
         edges = [0, *(np.flatnonzero(np.diff(ids) != 1) + 1).tolist(), len(ids)]
@@ -260,7 +262,7 @@ class _Places:
 
 @dataclass(frozen=True)
 class _SinkKeys:
-    """Keys of sinks as they were first written, in the pool's own form: (layers, n, H, T, d), and scales (layers, n, H)."""
+    """Keys of sinks as first written, in the pool's format: (layers, n, H, T, d), and scales (layers, n, H)."""
 
     k: Tensor
     scale: Tensor | None
@@ -273,7 +275,7 @@ class _SinkKeys:
         return cls(pool.k.view(torch.uint8)[:, index].view(pool.k.dtype), pool.k_scale[:, index])
 
     def tensors(self, group: Group | None) -> dict[str, Tensor]:
-        """For a file, with the heads of all processes of a group; ``of_tensors`` is the inverse."""
+        """Return tensors for a file, with the heads of all processes of a group; ``of_tensors`` is the inverse."""
         found = {'first.k': self.k} | ({} if self.scale is None else {'first.k_scale': self.scale})
         if group is not None:
             found = {name: group.gather(tensor, HEADS) for name, tensor in found.items()}
@@ -281,7 +283,7 @@ class _SinkKeys:
 
     @classmethod
     def of_tensors(cls, tensors: dict[str, Tensor], storage: TorchStorage, group: Group | None) -> _SinkKeys | None:
-        """Takes them out of ``tensors``; None where there are none. Raises ValueError for those of another pool."""
+        """Take them out of ``tensors``; None if there are none. Raises ValueError for those of another pool."""
         k, scale, pool = tensors.pop('first.k', None), tensors.pop('first.k_scale', None), storage.pool
         if k is None and scale is None:
             return None
@@ -294,7 +296,7 @@ class _SinkKeys:
         return cls(k.to(storage.device), None if scale is None else scale.to(storage.device))
 
     def write(self, storage: TorchStorage, ids: np.ndarray, rotary: Tensor) -> None:
-        """Writes them to pages, rotated by rotary (2, d / 2)."""
+        """Write them to pages, rotated by rotary (2, d / 2)."""
         places = _Places(ids, storage.device)
         for layer in range(len(self.k)):
             k = self.k[layer].float()

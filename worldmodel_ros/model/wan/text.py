@@ -1,4 +1,4 @@
-"""A prompt as the rows that the networks were trained with: by UMT5 (Chung et al. 2023), or from a file."""
+"""Prompts as the rows that the networks were trained with: by UMT5 (Chung et al. 2023), or from a file."""
 from __future__ import annotations
 
 import html
@@ -14,7 +14,7 @@ from ..checkpoint_description import ModelError
 
 
 def read_rows(file: Path) -> Tensor:
-    """Rows (n, width) of a safetensors file that holds nothing else. Raises ModelError."""
+    """Read rows (n, width) from a safetensors file that holds nothing else. Raises ModelError."""
     try:
         rows, = load_file(file).values()
     except (OSError, SafetensorError, ValueError) as error:
@@ -23,10 +23,10 @@ def read_rows(file: Path) -> Tensor:
 
 
 def encode(folder: Path, prompt: str, tokens: int, device: torch.device | str = 'cpu') -> Tensor:
-    """Rows (n, width), float32, of a prompt of at most ``tokens``, its end included.
+    """Return rows (n, width), float32, of a prompt of at most ``tokens``, its end included.
 
-    ``folder`` has what transformers saves: ``text_encoder`` (UMT5EncoderModel, safetensors) and ``tokenizer``, as checkpoints
-    in diffusers' layout have them. The encoder is 11 GB in bfloat16; it is read, asked once and dropped. Raises ModelError.
+    ``folder`` has what transformers saves: ``text_encoder`` (UMT5EncoderModel, safetensors) and ``tokenizer``, as in
+    checkpoints in diffusers' layout. The encoder is 11 GB in bfloat16; it is loaded, run once and freed. Raises ModelError.
     """
     try:
         from transformers import AutoTokenizer, UMT5EncoderModel
@@ -37,9 +37,9 @@ def encode(folder: Path, prompt: str, tokens: int, device: torch.device | str = 
         encoder = UMT5EncoderModel.from_pretrained(
             folder / 'text_encoder', local_files_only=True, use_safetensors=True,
             dtype=torch.bfloat16 if torch.device(device).type == 'cuda' else torch.float32)
-    except Exception as error:  # transformers, tokenizers and safetensors raise each their own
+    except Exception as error:  # transformers, tokenizers and safetensors each raise their own
         raise ModelError(f'no text encoder can be read from {folder}: {error}') from error
-    # As the published code cleans a prompt, but for mending text that was decoded wrongly.
+    # Cleaned as in the published code, except that wrongly decoded text is not repaired.
     words = re.sub(r'\s+', ' ', html.unescape(html.unescape(prompt))).strip()
     ids = tokenizer(words, max_length=tokens, truncation=True, add_special_tokens=True, return_tensors='pt').input_ids
     with torch.inference_mode():

@@ -1,7 +1,7 @@
 """The Wan VAE as a stream, by ``diffusers.AutoencoderKLWan`` (extra ``[wan]``).
 
-It is causal: each latent frame needs what its convolutions kept of the frames before, which here is a state of the caller's.
-Nothing writes to what a state holds, so that keeping a state is a fork that copies nothing.
+It is causal: each latent frame needs what its convolutions kept of the previous frames, a state that the caller holds. States
+are never written in place, so keeping one is a fork that copies nothing.
 """
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StreamState:
-    """What the convolutions kept of a stream: of each, in order, a tensor, or a mark or None where it is at its start."""
+    """What the convolutions kept of a stream: for each, in order, a tensor, or a mark or None at its start."""
 
     features: tuple[Tensor | str | None, ...]
 
@@ -33,32 +33,32 @@ class StreamState:
         return sum(part.nbytes for part in self.features if isinstance(part, Tensor))
 
     def each(self, call: Callable[[Tensor], Tensor]) -> StreamState:
-        """With what a function makes of the tensors."""
+        """Return the state with a function applied to its tensors."""
         return StreamState(tuple(call(part) if isinstance(part, Tensor) else part for part in self.features))
 
     def tensors(self) -> dict[str, Tensor]:
-        """For a file; ``of_tensors`` is the inverse."""
+        """Return tensors for a file; ``of_tensors`` is the inverse."""
         marks = {str(at): torch.zeros(0) for at, part in enumerate(self.features) if isinstance(part, str)}
         return marks | {str(at): part for at, part in enumerate(self.features) if isinstance(part, Tensor)}
 
     @classmethod
     def of_tensors(cls, tensors: dict[str, Tensor], count: int, mark: str) -> StreamState:
-        """A state of ``count`` convolutions; ``mark`` is what the VAE notes instead of a tensor (``WanVae.MARK``)."""
+        """Return a state of ``count`` convolutions; ``mark`` is what the VAE keeps in place of a tensor (``WanVae.MARK``)."""
         held = (tensors.get(str(at)) for at in range(count))
         return cls(tuple(mark if part is not None and not part.numel() else part for part in held))
 
 
 class WanVae:
-    """Images float32 (3, n, height, width) from -1 to 1, and latents float32 (16, F, height / 8, width / 8), normalised as the
-    networks take them."""
+    """Converts between images float32 (3, n, height, width) from -1 to 1 and latents float32 (16, F, height / 8, width / 8),
+    normalised as the networks take them."""
 
     MARK = FIRST
 
     def __init__(self, model: AutoencoderKLWan, fused: bool = True, channels_last: bool = True,
                  blocks: bool = True, group: Group | None = None):
-        """``fused``: the decoder is ``vae_layers.fuse``d, on a GPU with its weights' channels last where ``channels_last``, and
-        then with residual blocks of our own where ``blocks``. ``group``: whose processes decode some rows of each image each;
-        they must divide those of the latents."""
+        """``fused``: the decoder's layers are replaced (``vae_layers.fuse``), on a GPU with channels-last weights if
+        ``channels_last``, and then with our own residual blocks if ``blocks``. ``group``: each of its processes decodes some
+        rows of every image; their number must divide the latents' rows."""
         self.model = model.eval().requires_grad_(False)
         self.rows = None if group is None else Rows(group)
         if fused or group is not None:
@@ -73,7 +73,8 @@ class WanVae:
     @classmethod
     def load(cls, path: Path, device: torch.device | str = 'cpu', dtype: torch.dtype = torch.float32,
              group: Group | None = None) -> WanVae:
-        """From a folder in diffusers' layout, or the file of the original weights (``Wan2.1_VAE.pth``). Raises ModelError."""
+        """Load from a folder in diffusers' layout, or the file of the original weights (``Wan2.1_VAE.pth``). Raises
+        ModelError."""
         try:
             from diffusers import AutoencoderKLWan
             from diffusers.loaders.single_file_utils import convert_wan_vae_to_diffusers
@@ -86,23 +87,24 @@ class WanVae:
                 model = AutoencoderKLWan()
                 weights = torch.load(path, map_location='cpu', weights_only=True, mmap=True)
                 model.load_state_dict(convert_wan_vae_to_diffusers(weights), strict=True)
-        except Exception as error:  # diffusers, safetensors and torch raise each their own
+        except Exception as error:  # diffusers, safetensors and torch each raise their own
             raise ModelError(f'no VAE can be read from {path}: {error}') from error
         return cls(model.to(device, dtype), group=group)
 
     def start(self, encoder: bool = False) -> StreamState:
-        """The state before the first frame."""
+        """Return the state before the first frame."""
         return StreamState((None,) * self._count(encoder))
 
     @torch.inference_mode()
     def decode(self, latents: Tensor, state: StreamState) -> tuple[Tensor, StreamState]:
-        """Images of the next latent frames (16, F, h, w), four of each, one of the first of a stream; and the state after."""
+        """Return the images of the next latent frames (16, F, h, w), four each, one for the first of a stream; and the new
+        state."""
         z = latents[None].to(self.device, torch.float32) * self._std + self._mean
         z, features, out = self.model.post_quant_conv(z.to(self.dtype)), list(state.features), []
         z = z if self.rows is None else self.rows.own(z)
         first = all(part is None for part in features)
-        # On a GPU all at once, but for the first frame, which is not like the others: larger products and fewer of them. A CPU
-        # gains nothing by it, and frame by frame its results are those of the whole video, bit for bit.
+        # On a GPU all at once, except the first frame, which is not like the others: fewer, larger products. A CPU gains
+        # nothing by it, and frame by frame its results equal those of the whole video, bit for bit.
         count = z.shape[2]
         sizes = [1] * count if self.device.type == 'cpu' else [1, count - 1] if first and count > 1 else [count]
         for part in z.split(sizes, 2):
@@ -113,17 +115,18 @@ class WanVae:
         return images[0].float().clamp(-1.0, 1.0), StreamState(tuple(features))
 
     def whole(self, decoded: StreamState) -> StreamState:
-        """A decoder's state with the rows of all processes, for a file; ``own`` is the inverse. Every process takes part."""
+        """Return a decoder's state with the rows of all processes, for a file; ``own`` is the inverse. Every process takes
+        part."""
         return decoded if self.rows is None else decoded.each(self.rows.whole)
 
     def own(self, decoded: StreamState) -> StreamState:
-        """What this process has of a decoder's state."""
+        """Return this process's part of a decoder's state."""
         return decoded if self.rows is None else decoded.each(self.rows.own)
 
     @torch.inference_mode()
     def encode(self, images: Tensor, state: StreamState) -> tuple[Tensor, StreamState]:
-        """Latents of the next images: of one at the start of a stream, of four each from then on. Raises ValueError for
-        others."""
+        """Return the latents of the next images, and the new state. A stream takes one image first, then four per latent
+        frame. Raises ValueError for other counts."""
         count, features, out = images.shape[1], list(state.features), []
         head = 1 if all(part is None for part in features) else 0
         if count < head or (count - head) % VAE_FRAMES:
@@ -141,28 +144,28 @@ class WanVae:
 
 @dataclass(frozen=True)
 class Decoded:
-    """Images that are being decoded."""
+    """Images being decoded."""
 
     _images: Tensor
     _done: torch.cuda.Event | None
 
     def images(self) -> Tensor:
-        """Float32 (3, n, height, width), for the work that the current stream is given from now on."""
+        """Return float32 (3, n, height, width), for work queued on the current stream from now on."""
         if self._done is not None:
             torch.cuda.current_stream(self._images.device).wait_event(self._done)
             self._images.record_stream(torch.cuda.current_stream(self._images.device))
         return self._images
 
     def wait(self) -> None:
-        """Until they are there."""
+        """Wait until they are decoded."""
         if self._done is not None:
             self._done.synchronize()
 
 
 class DecodeStream:
-    """Decodes one stream of latents while the device does what its caller asks for next: on a CUDA stream of its own, of the
-    lowest priority. The caller's should have a higher one: then decoding fills the gaps of the next chunk's passes, and is done
-    before it, since it is much less work."""
+    """Decodes one stream of latents in the background, on its own CUDA stream of the lowest priority. The caller's stream
+    should have a higher one: then decoding fills the gaps of the next chunk's passes, and is done before it, since it is
+    much less work."""
 
     def __init__(self, vae: WanVae, state: StreamState | None = None):
         self.state = vae.start() if state is None else state
@@ -170,7 +173,7 @@ class DecodeStream:
         self.stream = torch.cuda.Stream(vae.device) if vae.device.type == 'cuda' else None
 
     def decode(self, latents: Tensor) -> Decoded:
-        """As ``WanVae.decode``, of latents that the current stream gives."""
+        """Start ``WanVae.decode`` of latents computed on the current stream."""
         if self.stream is None:
             images, self.state = self._vae.decode(latents, self.state)
             return Decoded(images, None)
@@ -182,13 +185,13 @@ class DecodeStream:
 
 
 class ImageCondition:
-    """What networks with image condition see of the first image: float32 (20, F, h, w), chunk after chunk.
+    """The first image as networks with image condition see it: float32 (20, F, h, w), chunk after chunk.
 
-    Four channels of mask, one on the first latent frame, and the latents of the image followed by grey ones. Far from the
-    image these no longer change; from then on nothing is encoded.
+    Four channels of mask, 1 on the first latent frame, and the latents of the image followed by grey ones. Far from the image
+    these no longer change; from then on nothing is encoded.
 
     ``image`` float32 (3, height, width), from -1 to 1; ``state`` of the encoder; the ``newest`` latents (16, 1, h, w), None
-    before the first; ``settled`` where they change no more.
+    before the first; ``settled`` once they change no more.
     """
 
     def __init__(self, vae: WanVae, image: Tensor):
@@ -198,13 +201,13 @@ class ImageCondition:
 
     @classmethod
     def of(cls, vae: WanVae, image: Tensor, state: StreamState, newest: Tensor | None, settled: bool) -> ImageCondition:
-        """One that was saved."""
+        """Return one that was saved."""
         made = cls(vae, image)
         made.state, made.newest, made.settled = state, newest, settled
         return made
 
     def next(self, frames: int) -> Tensor:
-        """Of the next latent frames."""
+        """Return the condition of the next latent frames."""
         first = self.newest is None
         latents = [self._next_frame() for _ in range(frames)]
         condition = torch.cat(latents, 1)
@@ -214,7 +217,7 @@ class ImageCondition:
         return torch.cat([mask, condition])
 
     def fork(self) -> ImageCondition:
-        """One for a branch."""
+        """Return a copy for a branch."""
         return ImageCondition.of(self._vae, self.image, self.state, self.newest, self.settled)
 
     def _next_frame(self) -> Tensor:

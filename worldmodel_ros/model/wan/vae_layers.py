@@ -1,10 +1,10 @@
-"""Layers that take the place of those of diffusers' Wan decoder on a GPU: the same numbers with fewer passes over memory.
+"""Replacements for layers of diffusers' Wan decoder on a GPU: the same results with fewer passes over memory.
 
-Norm and SiLU are one kernel; convolutions pad rows and columns themselves, so that only the frames before are put in front; and
+Norm and SiLU are one kernel; convolutions pad rows and columns themselves, so that only previous frames are prepended; and
 nearest neighbours are repeated in their own type, not in float32. Weights keep their names.
 
-Where processes divide the images among them (``Rows``), each has the same rows of all features, and convolutions get the row
-above and the one below from the processes that have them.
+If processes divide the images among them (``Rows``), each has the same rows of all features, and convolutions get the rows
+above and below from the processes that have them.
 """
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from torch.nn import functional as F
 
 from ..parallel.group import Group
 
-ALIGNED = 8  # tensor cores read and write features whose number of channels is a multiple of that
-KEPT = 2  # frames before, of a convolution over three
-FIRST = 'Rep'  # diffusers' sign, in place of frames before: one frame was seen, which was not doubled
+ALIGNED = 8  # tensor cores need a number of channels that is a multiple of this
+KEPT = 2  # previous frames that a convolution over three needs
+FIRST = 'Rep'  # diffusers' mark in place of previous frames: one frame was seen, which was not doubled
 
 
 class Rows:
-    """This process's rows of images and features (..., rows, columns), of which all processes of a group have equally many, in
+    """This process's rows of images and features (..., rows, columns), divided equally among the processes of a group, in
     their order from the top on."""
 
     def __init__(self, group: Group):
         self._group = group
 
     def own(self, x: Tensor) -> Tensor:
-        """Of what every process has whole."""
+        """Return own rows of x, which every process has whole."""
         return self._group.own(x, -2)
 
     def whole(self, x: Tensor) -> Tensor:
-        """What all processes have of x, in each of them."""
+        """Gather the rows of x of all processes, in each of them."""
         return self._group.gather(x, -2)
 
     def between_neighbours(self, x: Tensor) -> Tensor:
-        """x with the row above and the one below; zeros where the image ends."""
+        """Return x with the row above and the row below; zeros where the image ends."""
         rank, last = self._group.rank, self._group.count - 1
         edges = self._group.link.all_gather(torch.stack([x[..., 0, :], x[..., -1, :]]))
         form = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
@@ -48,7 +48,7 @@ class Rows:
 
 
 class NormSilu(nn.Module):
-    """In place of a norm that SiLU follows."""
+    """Replaces a norm followed by SiLU."""
 
     def __init__(self, norm: nn.Module):
         super().__init__()
@@ -63,7 +63,7 @@ class NormSilu(nn.Module):
         return norm_silu_triton(x, self.gamma.flatten())
 
     def behind(self, x: Tensor, bias: Tensor | None, kept: Tensor | None) -> Tensor:
-        """Of x + bias, behind the frames that were ``kept``, of which two are needed: zeros, where there are none."""
+        """Return the result for x + bias, behind the ``kept`` previous frames; of the two needed, missing ones are zeros."""
         x = x.contiguous(memory_format=torch.channels_last_3d)
         if x.is_cuda:
             from ...kernels.norm_silu_triton import norm_silu_triton
@@ -79,7 +79,7 @@ class NormSilu(nn.Module):
 
 
 class CausalConv(nn.Module):
-    """A convolution over frames that have been, rows and columns: ``weight`` (O, C, T, H, W). ``padding``: frames before the
+    """A convolution over previous frames, rows and columns: ``weight`` (O, C, T, H, W). ``padding``: frames before the
     first, rows and columns on each side. ``divided``: rows of images that processes divide."""
 
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, stride: tuple[int, int, int],
@@ -90,7 +90,7 @@ class CausalConv(nn.Module):
 
     @classmethod
     def of(cls, conv: nn.Conv3d, divided: Rows | None = None) -> CausalConv:
-        """In place of diffusers' causal convolution."""
+        """Return the replacement of diffusers' causal convolution."""
         columns, _, rows, _, frames, _ = conv._padding
         return cls(conv.weight, conv.bias, conv.stride, (frames, rows, columns), divided)
 
@@ -106,9 +106,9 @@ class CausalConv(nn.Module):
 
 
 class ImagesConv(nn.Module):
-    """In place of a causal convolution over 3x3x3 to few channels, on a GPU, whose products are at least 64 channels wide: each
-    of the nine places of rows and columns has channels of its own, of a convolution over frames alone, which are then added
-    up where they belong."""
+    """Replaces a causal 3x3x3 convolution to few channels, on a GPU, whose products are at least 64 channels wide: each of
+    the nine places of rows and columns has its own channels of a convolution over frames alone, which are then added up
+    where they belong."""
 
     def __init__(self, conv: CausalConv):
         super().__init__()
@@ -126,8 +126,8 @@ class ImagesConv(nn.Module):
 
 
 def add_taps(taps: Tensor, bias: Tensor) -> Tensor:
-    """Results (1, C, T, h, w) of a convolution over 3x3, of taps (1, N, T, h + 2, w + 2): the first 9 * C of N channels are C
-    for each place."""
+    """Return the result (1, C, T, h, w) of a 3x3 convolution, from taps (1, N, T, h + 2, w + 2): the first 9 * C of N
+    channels are C for each place."""
     channels, rows, columns = len(bias), taps.shape[3] - 2, taps.shape[4] - 2
     total = bias.float().view(-1, 1, 1, 1)
     for tap in range(9):
@@ -137,12 +137,12 @@ def add_taps(taps: Tensor, bias: Tensor) -> Tensor:
 
 
 def padded_rows(x: Tensor, padding: int, rows: Rows | None) -> tuple[Tensor, int]:
-    """What a convolution that pads by no more than a row takes, and by how many rows it is still to pad."""
+    """Return the input of a convolution that pads by at most one row, and by how many rows it is still to pad."""
     return (x, padding) if rows is None or not padding else (rows.between_neighbours(x), 0)
 
 
 class DividedConv(nn.Module):
-    """In place of a convolution over rows and columns, of images that processes divide."""
+    """Replaces a convolution over rows and columns of images that processes divide."""
 
     def __init__(self, conv: nn.Conv2d, rows: Rows):
         super().__init__()
@@ -154,7 +154,7 @@ class DividedConv(nn.Module):
 
 
 class WholeImages(nn.Module):
-    """A layer in which every row sees all others, done by every process for all rows: it is the smallest part."""
+    """A layer in which every row sees all others, computed by every process for all rows: it is the smallest part."""
 
     def __init__(self, layer: nn.Module, rows: Rows):
         super().__init__()
@@ -165,19 +165,19 @@ class WholeImages(nn.Module):
 
 
 class Upsample(nn.Module):
-    """In place of the upsampling by nearest neighbours."""
+    """Replaces nearest-neighbour upsampling."""
 
     def forward(self, x: Tensor) -> Tensor:
         n, c, h, w = x.shape
         if not x.is_cuda or not x.is_contiguous(memory_format=torch.channels_last):
             return F.interpolate(x, scale_factor=(2.0, 2.0), mode='nearest-exact')
-        x = x.permute(0, 2, 3, 1)[:, :, None, :, None].expand(n, h, 2, w, 2, c)  # copied at a fourth of what the above takes
+        x = x.permute(0, 2, 3, 1)[:, :, None, :, None].expand(n, h, 2, w, 2, c)  # copied at a fourth of the cost of the above
         return x.reshape(n, 2 * h, 2 * w, c).permute(0, 3, 1, 2)
 
 
 class ResidualBlock(nn.Module):
-    """In place of a residual block, for features with the channels last: what a convolution reads is written where the frames
-    before lie in front of it, and its bias is added by what reads its result."""
+    """Replaces a residual block, for channels-last features: the input of a convolution is written directly behind the
+    previous frames, and its bias is added by what reads its result."""
 
     def __init__(self, block: nn.Module, rows: Rows | None = None):
         super().__init__()
@@ -203,12 +203,11 @@ class ResidualBlock(nn.Module):
 
 
 class Upsampling(nn.Module):
-    """In place of the upsampling of rows, columns and, where it has a convolution for that, frames; for features with the
-    channels last.
+    """Replaces the upsampling of rows, columns and, if it has a convolution for that, frames; for channels-last features.
 
-    A convolution over 3x3 of what nearest neighbours have doubled sees 2x2 different positions, which of them depends on the
-    row and the column being even or odd. So the four are convolutions over 2x2 of the features before, whose weights are sums:
-    four ninths of the products, and nothing is doubled in memory.
+    A 3x3 convolution of doubled nearest neighbours sees only 2x2 different positions, depending on the parity of row and
+    column. So it is four 2x2 convolutions of the features before doubling, whose weights are sums: four ninths of the products,
+    and nothing is doubled in memory.
     """
 
     def __init__(self, layer: nn.Module, rows: Rows | None = None):
@@ -243,8 +242,8 @@ class Upsampling(nn.Module):
 
 
 def phases(weight: Tensor) -> Tensor:
-    """(O, C, 3, 3) of a convolution of what was doubled, to (4 * O, C, 2, 2) of what was not: for the result's even rows and
-    columns, its even rows and odd columns, odd and even, odd and odd; computed in float32."""
+    """Convert (O, C, 3, 3) of a convolution of doubled features to (4 * O, C, 2, 2) of one of the features before: for the
+    result's even rows and columns, its even rows and odd columns, odd and even, odd and odd; computed in float32."""
     def even_and_odd(weight: Tensor, axis: int) -> Tensor:
         first, middle, last = weight.unbind(axis)
         return torch.stack([torch.stack([first, middle + last], axis), torch.stack([first + middle, last], axis)])
@@ -252,7 +251,7 @@ def phases(weight: Tensor) -> Tensor:
 
 
 def newest(x: Tensor, before: Tensor | None) -> Tensor:
-    """The two newest frames, of ``before``, or zeros, and x."""
+    """Return the two newest frames, of ``before``, or zeros, and x."""
     kept = x[:, :, -KEPT:]
     if kept.shape[2] < KEPT:
         kept = torch.cat([torch.zeros_like(kept) if before is None else before[:, :, -1:], kept], 2)
@@ -260,8 +259,9 @@ def newest(x: Tensor, before: Tensor | None) -> Tensor:
 
 
 def fuse(decoder: nn.Module, channels_last: bool = False, blocks: bool = False, rows: Rows | None = None) -> None:
-    """Put these layers into a decoder; with ``channels_last``, weights in the order that tensor cores read, and with ``blocks``
-    residual blocks, upsampling and the last convolution, too. ``rows``: of what it decodes, where processes divide that."""
+    """Put these layers into a decoder; with ``channels_last``, weights in the order that tensor cores read, and with
+    ``blocks``, residual blocks, upsampling and the last convolution, too. ``rows``: those of its images, if processes divide
+    them."""
     for owner in list(decoder.modules()):
         for name, layer in list(owner.named_children()):
             kind = type(layer).__name__
