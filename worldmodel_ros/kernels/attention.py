@@ -1,4 +1,4 @@
-"""Paged attention, and what comes before it, by the fastest kernel that takes what it is given."""
+"""Paged attention, and the steps before it, by the fastest kernel that supports the inputs."""
 from __future__ import annotations
 
 import torch
@@ -11,15 +11,14 @@ from .splits import merge
 
 def paged_attention(q: Tensor, pools: list[Pool], lists: list[TileLists], scale: float | None = None,
                     by_frame: tuple[int, int] | None = None) -> Tensor:
-    """Each query tile attends to the valid tokens of the pages that its row lists, of all pools under one softmax.
+    """Attend from each query tile to the valid tokens of the pages that its row lists, of all pools under one softmax.
 
-    q (query tiles * N, H, D), tile after tile; one pool of each precision at most, and a list for each. Returns q's
-    shape and type, with ``by_frame`` (frames, tiles of a frame) in the order in which ``write_qkv`` takes qkv with it;
-    zeros for a tile that lists nothing. ``scale`` multiplies the logits, 1 / sqrt(D) unless given. Raises ValueError
-    where the shapes do not belong together.
+    q (query tiles * N, H, D), tile after tile; one pool of each precision at most, and a list for each. Returns q's shape and
+    type, with ``by_frame`` (frames, tiles of a frame) in the order in which ``write_qkv`` takes qkv with it; zeros for a tile
+    that lists nothing. ``scale`` multiplies the logits, 1 / sqrt(D) unless given. Raises ValueError if the shapes do not match.
     """
     _check(q, pools, lists)
-    if q.is_cuda:  # Triton is not there on every machine without a GPU
+    if q.is_cuda:  # not every machine without a GPU has Triton
         from .attention_hopper import paged_attention_hopper, supports
         if supports(q, pools, lists[0].query_tiles, by_frame):
             return paged_attention_hopper(q, pools, lists, scale, by_frame=by_frame)
@@ -35,10 +34,10 @@ def paged_attention(q: Tensor, pools: list[Pool], lists: list[TileLists], scale:
 
 
 def split_attention(q: Tensor, pool: Pool, lists: TileLists, splits: int) -> Tensor:
-    """``paged_attention`` to one pool, where the lists of each query tile are split into so many parts, whose results are
-    merged: few queries keep all processors busy then.
+    """``paged_attention`` to one pool, with the list of each query tile split into ``splits`` parts, whose results are merged:
+    this keeps all processors busy with few queries.
 
-    ``lists``: of all tiles' first parts, then of all second ones, and so on. A part may be empty, a tile's parts not all.
+    ``lists``: the first parts of all tiles, then all second ones, and so on. A part may be empty, but not all parts of a tile.
     """
     if lists.query_tiles % splits:
         raise ValueError(f'{lists.query_tiles} lists are no {splits} parts of as many tiles each')

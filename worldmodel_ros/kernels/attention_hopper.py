@@ -1,7 +1,7 @@
 """Paged attention for Hopper (compute capability 9.0), in Gluon: persistent, warp-specialised, pages read in place.
 
-A program owns an SM: two groups of four warps attend, one warp loads, and four warps expand FP4 pages to FP8, if there
-are any. FP8 and FP4 pages, mixed at will, take one launch; bf16 pages another, which adds to the first one's result.
+A program owns an SM: two groups of four warps attend, one warp loads, and four warps expand FP4 pages to FP8, if there are any.
+FP8 and FP4 pages, in any mix, take one launch; bf16 pages another, which adds to the first one's result.
 """
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def _attention(q_desc, k_desc, v_desc, raw_k_desc, raw_k_exponent_desc,
 
 
 def supports(q: Tensor, pools: list[Pool], query_tiles: int, by_frame: tuple[int, int] | None = None) -> bool:
-    """Whether ``paged_attention_hopper`` can take these."""
-    # A row of the exponents of FP4 values, one for 16 tokens, is copied in units of 16 bytes.
+    """Return whether ``paged_attention_hopper`` takes these."""
+    # A row of FP4 exponents, one per 16 tokens, is copied in units of 16 bytes.
     tokens = {Precision.BF16: BLOCK_N, Precision.FP8: BLOCK_N, Precision.FP4: 256}
     return (q.is_cuda and torch.cuda.get_device_capability(q.device) == (9, 0) and q.dtype == torch.bfloat16
             and q.is_contiguous() and q.shape[-1] == HEAD_DIM
@@ -98,13 +98,14 @@ def paged_attention_hopper(q: Tensor, pools: list[Pool], lists: list[TileLists],
                            out: Tensor | None = None, quantised_q: tuple[Tensor, Tensor] | None = None,
                            by_frame: tuple[int, int] | None = None, repeats: int = 1, lse: Tensor | None = None
                            ) -> Tensor:
-    """What ``reference.paged_attention`` computes, for q bf16 (query tiles * N, H, 128), N a multiple of 128, and at most
-    one pool of each precision. ``quantised_q``: q as e4m3 and its scales (tokens, H), where a kernel before made them
-    already; ``by_frame`` as in ``attention.paged_attention``.
+    """Compute ``reference.paged_attention`` for q bf16 (query tiles * N, H, 128), N a multiple of 128, and at most one pool of
+    each precision. ``quantised_q``: q as e4m3 and its scales (tokens, H), if a previous kernel made them already; ``by_frame``
+    as in ``attention.paged_attention``.
 
-    With ``repeats``, the lists' query tiles are those of q once, then once more, and so on: parts of what a tile attends
-    to, whose results (repeats * tokens, H, 128) ``splits.merge`` makes one of; ``lse``, float32 (H, repeats * tokens),
-    receives what it takes for that, as in ``attention_triton``."""
+    With ``repeats``, the lists' query tiles are those of q, that many times over, each time with another part of what a tile
+    attends to. ``splits.merge`` merges the results (repeats * tokens, H, 128); ``lse``, float32 (H, repeats * tokens), receives
+    what that needs, as in ``attention_triton``.
+    """
     rows, heads, dim = repeats * len(q), *q.shape[1:]
     given = {pool.precision: (pool, table) for pool, table in zip(pools, lists, strict=True)}
     if len(given) != len(pools):
@@ -125,7 +126,7 @@ def paged_attention_hopper(q: Tensor, pools: list[Pool], lists: list[TileLists],
 
 
 class _Launch:
-    """One call of the kernel for the same queries, result and log-sum-exp."""
+    """Launches the kernel for the same queries, result and log-sum-exp."""
 
     def __init__(self, q: Tensor, out: Tensor, lse: Tensor, scale_log2: float, repeats: int, frames: int,
                  tiles: int):
@@ -163,7 +164,7 @@ def _pointers(table: TileLists | None) -> tuple[Tensor | None, ...]:
 
 
 def _rows(tensor: Tensor, width: int, *block: int) -> TensorDescriptor:
-    """A descriptor of contiguous rows of ``width`` values, copied in blocks."""
+    """Return a descriptor of contiguous rows of ``width`` values, copied in blocks."""
     dtype = {torch.bfloat16: gl.bfloat16, torch.float8_e4m3fn: gl.float8e4nv, torch.uint8: gl.uint8}[tensor.dtype]
     rows = tensor.view(-1, width)
     return TensorDescriptor(rows, list(rows.shape), [width, 1], list(block),

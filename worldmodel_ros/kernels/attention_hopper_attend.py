@@ -1,8 +1,8 @@
 """The attending warps of the Hopper attention: two groups of four warps, each with 64 rows of the queries.
 
-The schedule is that of FlashAttention-3 (Shah et al. 2024): while the tensor cores multiply the weights of one block
-by its values, the softmax of the next block runs, and the two groups fill each other's gaps. With FP8 pages alone, the
-accumulator is scaled while they multiply the queries by the next keys.
+The schedule is that of FlashAttention-3 (Shah et al. 2024): while the tensor cores multiply the weights of one block by its
+values, the softmax of the next block runs, and the two groups fill each other's gaps. With FP8 pages alone, the accumulator is
+scaled while the queries are multiplied by the next keys.
 """
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .attention_hopper_load import barrier, length_of, next_item, own_row, page_
 
 @gluon.jit
 def _weights(p, QUANTISED: gl.constexpr, OPERAND: gl.constexpr):
-    """float32 weights to the operand of a product, without leaving the thread's registers."""
+    """Convert float32 weights to the operand of a product, without leaving the thread's registers."""
     ROWS: gl.constexpr = p.shape[0]
     COLUMNS: gl.constexpr = p.shape[1]
     if QUANTISED:
@@ -37,7 +37,7 @@ def _weights(p, QUANTISED: gl.constexpr, OPERAND: gl.constexpr):
 
 @gluon.jit
 def _values(tile, QUANTISED: gl.constexpr):
-    """Values as (tokens, D): quantised ones lie transposed."""
+    """Return values as (tokens, D); quantised ones are stored transposed."""
     if QUANTISED:
         return tile.permute((1, 0))
     else:
@@ -46,7 +46,7 @@ def _values(tile, QUANTISED: gl.constexpr):
 
 @gluon.jit
 def _scales(scales, page, head, heads, QUANTISED: gl.constexpr, HAS_FP4: gl.constexpr):
-    """Scales of the keys and the values of a page of ``page_of``; ones for bf16."""
+    """Return the scales of the keys and the values of a page of ``page_of``; ones for bf16."""
     k_scale, v_scale, fp4_k_scale, fp4_v_scale = scales
     if HAS_FP4:
         index = gl.where(page < 0, -1 - page, page) * heads + head
@@ -60,7 +60,7 @@ def _scales(scales, page, head, heads, QUANTISED: gl.constexpr, HAS_FP4: gl.cons
 
 @gluon.jit
 def row_by_frame(row, PAGE: gl.constexpr, FRAMES: gl.constexpr, TILES: gl.constexpr):
-    """Where a row of the tiles of a group lies among those of its frames."""
+    """Return where a row of the tiles of a group lies among those of its frames."""
     RUN: gl.constexpr = PAGE // FRAMES
     tile = row // PAGE
     frame = tile // TILES * FRAMES + row % PAGE // RUN
@@ -72,11 +72,11 @@ def attend(half: gl.constexpr, q_scale, scales, out, lists, smem, bars, work, sc
            PAGE: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
            QUANTISED: gl.constexpr, HAS_FP4: gl.constexpr, ADD: gl.constexpr, FRAMES: gl.constexpr,
            TILES: gl.constexpr, REPEATS: gl.constexpr):
-    """``out``: the result's pointer, its descriptor, where it waits for its copy; the log-sum-exp (H, queries), base 2.
+    """``out``: the result's pointer, its descriptor, its staging buffer; the log-sum-exp (H, queries), base 2.
 
-    With ADD, result and log-sum-exp hold the attention to other pages already, and both together are written, where
-    there is something to add: most tiles list none of the few pages in bf16. The result comes frame by frame, with
-    FRAMES frames in a page and TILES tiles in a frame; 1 and 1: as the queries come.
+    With ADD, result and log-sum-exp already hold the attention to other pages, and are merged with this one's where there is
+    something to add: most tiles list none of the few pages in bf16. The result is stored frame by frame, with FRAMES frames in
+    a page and TILES tiles in a frame; 1 and 1: in the order of the queries.
     """
     o, o_desc, o_smem, lse = out
     q_smem, k_smem, v_smem = smem
@@ -93,7 +93,7 @@ def attend(half: gl.constexpr, q_scale, scales, out, lists, smem, bars, work, sc
     # Whether the accumulator is scaled, and values are freed, while the next product with keys runs, instead of before it.
     # With FP4 pages, which leave fewer registers, the compiler would spill more of them; with bf16 alone it was not measured.
     LATE: gl.constexpr = QUANTISED and not HAS_FP4
-    # e4m3 weights are at most 2^8, from the true maximum, so that they are neither clipped nor lost early.
+    # e4m3 weights are at most 2^8, at the true maximum, so that they neither clip nor underflow early.
     SHIFT: gl.constexpr = 8.0 if QUANTISED else 0.0
     ring = 0
     turn = 0
@@ -102,8 +102,8 @@ def attend(half: gl.constexpr, q_scale, scales, out, lists, smem, bars, work, sc
         head, block = place_of(item, work, ADD)
         slot = turn % 2
         row = row_of(lists, block // tile_blocks, HAS_FP4)
-        following = next_item(item + gl.num_programs(0), lists, work, ADD, HAS_FP4)  # soon: its loads take their time
-        # Blocks of the first list, the full ones among them, and up to where those of the second are full.
+        following = next_item(item + gl.num_programs(0), lists, work, ADD, HAS_FP4)  # early: its loads take time
+        # All blocks, those of the first list, the full ones among these, and up to where those of the second are full.
         blocks = row[3] * SUB
         first_blocks = row[1] * SUB
         full_blocks = gl.load(lists[3] + block // tile_blocks) * SUB
@@ -121,10 +121,10 @@ def attend(half: gl.constexpr, q_scale, scales, out, lists, smem, bars, work, sc
         m = gl.full([ROWS], -float('inf'), gl.float32, layout=S_ROW)
         l = gl.full([ROWS], 0.0, gl.float32, layout=S_ROW)
         acc = gl.full([ROWS, D], 0.0, gl.float32, layout=O_LAYOUT)
-        v_unit = 1.0  # what one unit of the accumulator is worth
+        v_unit = 1.0  # scale of the accumulator
         mbarrier.wait(q_ready.index(slot), (turn // 2) & 1)
         if blocks > 0:
-            # A page's scales are read one block before they are needed, and its place in the list one more before that.
+            # A page's scales are read one block before they are needed, and its list entry one block earlier still.
             k_unit, v_unit = _scales(scales, page_of(lists, row, 0, HAS_FP4), head, heads, QUANTISED, HAS_FP4)
             next_k_unit, next_v_unit = _scales(scales, page_of(lists, row, gl.minimum(1, blocks - 1) // SUB, HAS_FP4),
                                                head, heads, QUANTISED, HAS_FP4)
@@ -162,7 +162,7 @@ def attend(half: gl.constexpr, q_scale, scales, out, lists, smem, bars, work, sc
                 if LATE:
                     mbarrier.arrive(v_free.index(older), count=1, pred=j > 1)
                 mbarrier.wait(v_ready.index(before), before_phase)
-                if LATE:  # behind this wait, a loop, which ptxas moves nothing across: while the tensor cores multiply
+                if LATE:  # ptxas moves nothing across the wait, a loop, so this overlaps with the tensor cores
                     acc *= gl.expand_dims(gl.convert_layout(factor, O_ROW), 1)
                 added = warpgroup_mma(_weights(p, QUANTISED, OPERAND), _values(v_smem.index(before), QUANTISED), acc,
                                       is_async=True)
@@ -176,7 +176,7 @@ def attend(half: gl.constexpr, q_scale, scales, out, lists, smem, bars, work, sc
                 p = gl.exp2(s * gl.expand_dims(c, 1) - gl.expand_dims(new_m - SHIFT, 1))
                 l = l * shrink + gl.sum(p, 1)
                 m = new_m
-                # Waiting here is a loop, which ptxas moves no exponential across: they run while the tensor cores do.
+                # This wait is a loop, which ptxas moves no exponential across: they overlap with the tensor cores.
                 ring += 1
                 mbarrier.wait(k_ready.index(ring % STAGES), (ring // STAGES) & 1, pred=j + 1 < blocks)
                 if LATE:
@@ -221,7 +221,7 @@ def attend(half: gl.constexpr, q_scale, scales, out, lists, smem, bars, work, sc
             total = gl.where(mine + theirs > 0.0, top + gl.log2(both), -float('inf'))
         else:
             acc *= gl.expand_dims(gl.convert_layout(norm, O_ROW), 1)
-        tma.store_wait(0)  # of the item before; it is one thread's, and all are to write
+        tma.store_wait(0)  # of the previous item; one thread waits, and all are to write
         barrier()
         o_smem.index(half).store(acc.to(gl.bfloat16))
         fence_async_shared()

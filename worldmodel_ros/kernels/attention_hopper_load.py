@@ -1,7 +1,7 @@
-"""The loading warps of the Hopper attention: tiles from pages to shared memory, and FP4 pages on to FP8.
+"""The loading warps of the Hopper attention: they copy tiles from pages to shared memory, and expand FP4 to FP8.
 
-One warp walks the list of pages and starts the tensor memory accelerator for queries, keys and values. FP4 tiles go
-into a ring of their own, from which four more warps expand them into the ring that the attending warps read.
+One warp walks the list of pages and starts the tensor memory accelerator for queries, keys and values. FP4 tiles go into their
+own ring, from which four more warps expand them into the ring that the attending warps read.
 """
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-# Of all threads of a partition; Triton 3.7 has it under another name than 3.6.
+# Of all threads of a partition; renamed between Triton 3.6 and 3.7.
 barrier = getattr(gl, 'barrier', None) or gl.thread_barrier
 
 # Blocks in the ring of raw FP4 tiles.
@@ -18,7 +18,7 @@ RAW_STAGES = gl.constexpr(2)
 
 @gluon.jit
 def row_of(lists, tile, HAS_FP4: gl.constexpr):
-    """A query tile's row: its start in the first list and entries there, its start in the second, all entries."""
+    """Return a query tile's row: its start in the first list and entries there, its start in the second, all entries."""
     starts, pages, lengths, full, fp4_starts, fp4_pages, fp4_lengths, fp4_full = lists
     first = gl.load(starts + tile)
     count = gl.load(starts + tile + 1) - first
@@ -31,7 +31,7 @@ def row_of(lists, tile, HAS_FP4: gl.constexpr):
 
 @gluon.jit
 def next_item(item, lists, work, ADD: gl.constexpr, HAS_FP4: gl.constexpr):
-    """From ``item`` on, a program's first that has something to do. Without ADD, that is every one."""
+    """Return a program's first item from ``item`` on that has something to do. Without ADD, that is every one."""
     if ADD:
         while _is_empty(item, lists, work, HAS_FP4):
             item += gl.num_programs(0)
@@ -47,10 +47,10 @@ def _is_empty(item, lists, work, HAS_FP4: gl.constexpr):
 
 @gluon.jit
 def place_of(item, work, ADD: gl.constexpr):
-    """Head and block of queries of an item.
+    """Return head and block of queries of an item.
 
-    Head by head, so that a head's pages stay in the second-level cache; with ADD block by block, since the few blocks
-    that list pages at all follow each other, and all programs are to have as many of them.
+    Head by head, so that a head's pages stay in the second-level cache; with ADD block by block, since the few blocks that list
+    pages at all follow each other, and are to be spread evenly over the programs.
     """
     items, q_blocks, heads, tile_blocks = work
     if ADD:
@@ -61,7 +61,7 @@ def place_of(item, work, ADD: gl.constexpr):
 
 @gluon.jit
 def own_row(row, work, BM: gl.constexpr, REPEATS: gl.constexpr):
-    """Where a row is read from, if all queries come so many times, each time under other lists."""
+    """Return where a row is read from, if the queries are repeated, each time with other lists."""
     items, q_blocks, heads, tile_blocks = work
     if REPEATS == 1:
         return row
@@ -71,7 +71,7 @@ def own_row(row, work, BM: gl.constexpr, REPEATS: gl.constexpr):
 
 @gluon.jit
 def page_of(lists, row, entry, HAS_FP4: gl.constexpr):
-    """Page of entry 0 <= entry < total of a row, or -1 - page where it is FP4."""
+    """Return the page of entry 0 <= entry < total of a row, or -1 - page if it is FP4."""
     starts, pages, lengths, full, fp4_starts, fp4_pages, fp4_lengths, fp4_full = lists
     first, count, fp4_first, total = row
     if HAS_FP4:
@@ -83,7 +83,7 @@ def page_of(lists, row, entry, HAS_FP4: gl.constexpr):
 
 @gluon.jit
 def length_of(lists, row, entry, HAS_FP4: gl.constexpr):
-    """Valid tokens of the page of entry 0 <= entry < total of a row."""
+    """Return the valid tokens of the page of entry 0 <= entry < total of a row."""
     starts, pages, lengths, full, fp4_starts, fp4_pages, fp4_lengths, fp4_full = lists
     first, count, fp4_first, total = row
     if HAS_FP4:
@@ -95,7 +95,7 @@ def length_of(lists, row, entry, HAS_FP4: gl.constexpr):
 
 @gluon.jit
 def _issue(desc, row, column, ready, free, tiles, turn, STAGES: gl.constexpr, BYTES: gl.constexpr):
-    """Wait for a place in a ring, then start the copy of one tile into it."""
+    """Wait for a free stage of a ring, then start the copy of one tile into it."""
     stage = turn % STAGES
     mbarrier.wait(free.index(stage), ((turn // STAGES) & 1) ^ 1)
     mbarrier.expect(ready.index(stage), BYTES)
@@ -128,12 +128,12 @@ def load_tiles(descs, raw_descs, lists, smem, bars, raw_smem, raw_bars, work,
                                             q_smem.index(2 * slot + half))
         turn += 1
         row = row_of(lists, block // tile_blocks, HAS_FP4)
-        following = next_item(item + gl.num_programs(0), lists, work, ADD, HAS_FP4)  # soon: its loads take their time
+        following = next_item(item + gl.num_programs(0), lists, work, ADD, HAS_FP4)  # early: its loads take time
         last = gl.maximum(row[3] - 1, 0)
         page = 0
         if row[3] > 0:
             page = page_of(lists, row, 0, HAS_FP4)
-        # The values of a block are asked for after the keys of the next one: that is the order of their use.
+        # The values of a block are requested after the keys of the next one, in the order of their use.
         waiting = False
         v_row = 0
         v_column = 0
@@ -176,10 +176,10 @@ def load_tiles(descs, raw_descs, lists, smem, bars, raw_smem, raw_bars, work,
 
 @gluon.jit
 def _expand(raw, exponents, tile, COLUMNS: gl.constexpr):
-    """e2m1 (rows, COLUMNS / 8 words of eight) and exponents (rows, COLUMNS / 16 bytes) to e4m3 (rows, COLUMNS / 4)."""
-    ROWS: gl.constexpr = 32  # at a time, so that the registers do
+    """Expand e2m1 (rows, COLUMNS / 8 words of eight) and exponents (rows, COLUMNS / 16 bytes) to e4m3 (rows, COLUMNS / 4)."""
+    ROWS: gl.constexpr = 32  # at a time, so that the registers suffice
     WORDS: gl.constexpr = COLUMNS // 8
-    # Two words of a row share an exponent and lie with one thread.
+    # Two words of a row share an exponent and belong to one thread.
     PAIRS: gl.constexpr = gl.BlockedLayout([1, 2, 2], [8, 4, 1], [4, 1, 1], [2, 1, 0])
     FLAT: gl.constexpr = gl.BlockedLayout([1, 4], [8, 4], [4, 1], [1, 0])
     for part in gl.static_range(raw.shape[0] // ROWS):
@@ -187,8 +187,8 @@ def _expand(raw, exponents, tile, COLUMNS: gl.constexpr):
         exponent = gl.expand_dims(exponent, 2).broadcast_to([ROWS, WORDS // 2, 2]).reshape([ROWS, WORDS])
         exponent = gl.convert_layout(exponent, FLAT)
         words = raw.slice(part * ROWS, ROWS).load(FLAT)
-        # The eight magnitudes at this exponent are the bytes of a table of two registers, and ``prmt`` looks four nibbles
-        # up at once. Two words at a time, which share the table. For the signs' places see quantise.to_e2m1.
+        # The eight magnitudes at this exponent are the bytes of a table in two registers, where ``prmt`` looks up four
+        # nibbles at once. Two words at a time share the table. For the order of the signs see quantise.to_e2m1.
         low, high = gl.inline_asm_elementwise(
             """{
             .reg .b32 t0, t1, magnitude, sign;
@@ -215,7 +215,7 @@ def _expand(raw, exponents, tile, COLUMNS: gl.constexpr):
 @gluon.jit
 def _expand_block(raw, exponents, first_column, raw_ready, raw_free, raw_turn, tiles, ready, free, turn,
                   COLUMNS: gl.constexpr, STAGES: gl.constexpr):
-    """``first_column``: of the exponents, where their rows hold more than those of this block."""
+    """``first_column``: of the exponents, if their rows hold more than those of this block."""
     ROWS: gl.constexpr = tiles.shape[1]
     GROUPS: gl.constexpr = exponents.shape[1] * exponents.shape[2] // ROWS
     RAW: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, COLUMNS // 8], gl.int32)

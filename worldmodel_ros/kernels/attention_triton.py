@@ -1,9 +1,8 @@
 """Paged attention in Triton, for any CUDA GPU from compute capability 8.0 on: ``reference.paged_attention``, compiled.
 
-A program holds a block of queries of one tile and head, visits the pages that the tile's rows list, one pool after the
-other, and keeps one online softmax over all of them (FlashAttention-2, Dao 2023). Quantised pages are decoded in
-registers to the type of the matrix products, which is exact; a page's scales are multiplied into its logits and
-probabilities.
+A program holds a block of queries of one tile and head, visits the pages in the tile's lists, pool by pool, and keeps one
+online softmax over all of them (FlashAttention-2, Dao 2023). Quantised pages are decoded in registers to the type of the matrix
+products, which is exact; a page's scales are multiplied into its logits and probabilities.
 """
 from __future__ import annotations
 
@@ -23,11 +22,10 @@ def paged_attention_triton(q: Tensor, pools: list[Pool], lists: list[TileLists],
                            out: Tensor | None = None, lse: Tensor | None = None) -> Tensor:
     """As ``reference.paged_attention``, in one launch, with at most one FP8, one FP4 and one other pool.
 
-    q (query tiles * N, H, D), bfloat16 or float32, tile after tile, D contiguous; N a multiple of 16, D a power of two
-    from 16 to 128. Writes to ``out``, of q's shape and type, and returns it. ``lse`` (H, query tiles * N), float32, if
-    given, receives the base-2 logarithm of the sum of the exponentiated scaled logits, which is what it takes to merge
-    two results; -inf for a tile that lists nothing. The matrix products are in bfloat16, or in float32 if q or a pool
-    is.
+    q (query tiles * N, H, D), bfloat16 or float32, tile after tile, D contiguous; N a multiple of 16, D a power of two from 16
+    to 128. Writes to ``out``, of q's shape and type, and returns it. ``lse`` (H, query tiles * N), float32, if given, receives
+    the base-2 logarithm of the sum of the exponentiated scaled logits, as needed to merge two results; -inf for a tile that
+    lists nothing. The matrix products are in bfloat16, or in float32 if q or a pool is.
     """
     (heads, dim), tokens, tiles = q.shape[1:], pools[0].page_tokens, max(1, lists[0].query_tiles)
     for pool, table in zip(pools, lists, strict=True):
@@ -57,8 +55,8 @@ def paged_attention_triton(q: Tensor, pools: list[Pool], lists: list[TileLists],
 
 
 def _blocks(tokens: int, dim: int, product: tl.dtype, device: torch.device) -> tuple[int, int, int, int]:
-    """Queries of a program, keys of a step, warps, and stages of the pipeline. Blocks are powers of two that divide
-    ``tokens``, as large as registers and, of the smallest GPUs, 99 KiB of shared memory allow."""
+    """Return queries per program, keys per step, warps, and pipeline stages. Blocks are powers of two that divide
+    ``tokens``, as large as registers and, on the smallest GPUs, 99 KiB of shared memory allow."""
     divisor = tokens & -tokens
     if product == tl.float32:
         return min(divisor, 32), min(divisor, 32), 8, 1
@@ -100,7 +98,7 @@ def _attention(q, out, lse, plain, fp8, fp4, q_token, q_head, tokens, scale_log2
 @triton.jit
 def _pool(acc, m, total, queries, pool, tile, head, scale_log2, KIND: tl.constexpr, T: tl.constexpr, H: tl.constexpr,
           D: tl.constexpr, BLOCK_N: tl.constexpr, TYPE: tl.constexpr, NATIVE: tl.constexpr, STAGES: tl.constexpr):
-    """A tile's row of one pool: the full pages without a mask, then the others."""
+    """Visit a tile's row of one pool: the full pages without a mask, then the others."""
     begin = tl.load(pool[0] + tile)
     end = tl.load(pool[0] + tile + 1)
     whole = begin + tl.load(pool[3] + tile)
@@ -114,11 +112,11 @@ def _pool(acc, m, total, queries, pool, tile, head, scale_log2, KIND: tl.constex
 def _pages(acc, m, total, queries, pool, begin, end, head, scale_log2, MASKED: tl.constexpr, KIND: tl.constexpr,
            T: tl.constexpr, H: tl.constexpr, D: tl.constexpr, BLOCK_N: tl.constexpr, TYPE: tl.constexpr,
            NATIVE: tl.constexpr, STAGES: tl.constexpr):
-    """One step of the online softmax for each block of each page of a part of a list."""
+    """Run one step of the online softmax for each block of each page of a part of a list."""
     pages, lengths, k, v = pool[1], pool[2], pool[4], pool[5]
     STEPS: tl.constexpr = T // BLOCK_N
     d = tl.arange(0, D)
-    # Logits and probabilities have their columns in the order in which the page holds v; k's rows follow.
+    # Columns of logits and probabilities are in the page's order of v; k's rows follow it.
     place = tl.arange(0, BLOCK_N)
     within = place
     if KIND != PLAIN:
@@ -152,7 +150,7 @@ def _pages(acc, m, total, queries, pool, begin, end, head, scale_log2, MASKED: t
             s = tl.where(first + within[None, :] < tl.load(lengths + entry), s, -float('inf'))
         top = tl.maximum(m, tl.max(s, 1))
         if MASKED:
-            # Where nothing was valid so far, -inf - -inf would not be a number.
+            # Where nothing was valid so far, -inf - -inf would be NaN.
             base = tl.where(top == -float('inf'), 0.0, top)
         else:
             base = top

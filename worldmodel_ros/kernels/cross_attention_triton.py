@@ -1,4 +1,4 @@
-"""``cross_attention.cross_attention`` in two launches: one for what RMSNorm multiplies a token by, one for all else."""
+"""``cross_attention.cross_attention`` in two launches: one for RMSNorm's factors, one for all else."""
 from __future__ import annotations
 
 import math
@@ -13,14 +13,14 @@ from .pools_triton import as_bytes
 from .rows import Rounded
 from .rows_triton import inverse_rms, results
 
-# Queries of a program, keys of a step; so few keys that the registers have room for two programs at a time.
+# Queries per program, keys per step; so few keys that the registers have room for two programs at a time.
 BLOCK_M, BLOCK_N, WARPS, STAGES = 128, 32, 8, 2
 
 
 def cross_attention_triton(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor, eps: float, static: Tensor | None = None,
                            rms: Tensor | None = None) -> Tensor | Rounded:
-    """As ``cross_attention.cross_attention``, for D a power of two, all contiguous. Queries go to the products as they are:
-    what RMSNorm multiplies them by is a factor of their logits."""
+    """As ``cross_attention.cross_attention``, for D a power of two, all contiguous. Queries are multiplied as they are:
+    RMSNorm's factors are applied to their logits."""
     heads, count, dim = keys.shape
     if q.shape[1] != heads * dim or dim & (dim - 1) or not all(
             x.is_contiguous() for x in (q, keys, values, bias)) or keys.shape != values.shape:
@@ -69,5 +69,5 @@ def _attend(q, rms, keys, values, bias, out, scales, static, tokens, count, scal
         scale = tl.load(static)
         acc *= (1.0 / (total * scale))[:, None]
         tl.store(out + at, to_e4m3(acc, NATIVE), mask=there[:, None])
-        # All heads write the same; what is not finite shows in the values, as NaN.
+        # All heads write the same; non-finite results show in the values, as NaN.
         tl.store(scales + row, tl.zeros([BLOCK_M], tl.float32) + scale, mask=there)

@@ -1,8 +1,8 @@
-"""What the last step of ``linear_hopper``'s product is made of, where it normalises and rotates.
+"""Parts of the epilogue of ``linear_hopper``'s product that normalises and rotates.
 
-The sums of a tile lie in registers as the tensor cores leave them, where columns N / 2 or N / 4 apart are the same
-thread's. So a tile falls into quarters without an exchange; and where heads are half as wide as a tile, the halves of
-a head, which rotation pairs, are two of them.
+The sums of a tile lie in registers as the tensor cores leave them, where columns N / 2 or N / 4 apart belong to the same
+thread. So a tile splits into quarters without an exchange; and if heads are half as wide as a tile, the halves of a head, which
+rotation pairs, are two of them.
 """
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .formats_triton import cast
 
 @triton.jit
 def quarters(x):
-    """(M, N) as four times (M, N / 4), from left to right."""
+    """Split (M, N) into four times (M, N / 4), from left to right."""
     low, high = _halves(x)
     first, second = _halves(low)
     third, fourth = _halves(high)
@@ -33,7 +33,7 @@ def store_quarters(out, row, column, first, second, third, fourth):
 
 @triton.jit
 def normalised_and_rotated(a, b, cos, sin, weight, eps):
-    """The halves (M, D / 2) of a head of D, as ``qk_norm.rotate_qk`` defines it."""
+    """Return the halves (M, D / 2) of a head of D, normalised and rotated as ``qk_norm.rotate_qk`` defines it."""
     HALF: tl.constexpr = a.shape[1]
     d = tl.arange(0, HALF)
     norm = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / (2 * HALF) + eps)[:, None]

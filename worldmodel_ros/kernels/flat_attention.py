@@ -1,6 +1,6 @@
-"""Attention of a chunk's tokens to flat pages, all to all: one list of pages for all queries.
+"""All-to-all attention of a chunk's tokens to flat pages: one list of pages for all queries.
 
-On Hopper, where programs take whole blocks of queries, the list is split into parts whose results are merged: else most
+On Hopper, where programs take whole blocks of queries, the list is split into parts whose results are merged: otherwise most
 processors would wait for the few that have a block more.
 """
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .splits import splits_for
 
 @dataclass(frozen=True)
 class FlatPlan:
-    """How a device attends: by the kernel for Hopper or another one, in how many parts, to which queries."""
+    """How a device attends: by the kernel for Hopper or another one, in how many parts, to queries in FP8 or not."""
 
     hopper: bool
     splits: int
@@ -27,7 +27,7 @@ class FlatPlan:
 
     @classmethod
     def of(cls, pool: Pool, tokens: int) -> FlatPlan:
-        """For so many queries."""
+        """Return the plan for ``tokens`` queries."""
         device = pool.k.device
         if device.type != 'cuda' or torch.cuda.get_device_capability(device) != (9, 0) or pool.head_dim != 128 \
                 or pool.precision not in (Precision.BF16, Precision.FP8) or pool.page_tokens % QUERY_BLOCK:
@@ -37,7 +37,7 @@ class FlatPlan:
         return cls(True, splits_for(items, processors), pool.precision is Precision.FP8)
 
     def lists(self, entries: list[tuple[int, int]], page_tokens: int, device: torch.device) -> TileLists:
-        """Of pages and how many tokens they hold."""
+        """Return the lists for (page, valid tokens) pairs."""
         parts = TileLists.from_rows([entries[at::self.splits] for at in range(self.splits)], page_tokens)
         return TileLists(*(to_device(x, device) for x in (parts.starts, parts.pages, parts.lengths, parts.full)))
 
@@ -45,7 +45,7 @@ class FlatPlan:
 def write_flat(pool: Pool, pages: Tensor, slabs: int, qkv: Tensor, rms: Tensor, rotary: Tensor, q_weight: Tensor,
                k_weight: Tensor, quantise_q: bool = False) -> tuple[Tensor, Tensor | None]:
     """``flat_write.write_flat``."""
-    if qkv.is_cuda:  # Triton is not there on every machine without a GPU
+    if qkv.is_cuda:  # not every machine without a GPU has Triton
         from .flat_write_triton import write_flat_triton as write
     else:
         write = flat_write.write_flat
@@ -54,8 +54,8 @@ def write_flat(pool: Pool, pages: Tensor, slabs: int, qkv: Tensor, rms: Tensor, 
 
 def flat_attention(q: Tensor, q_scale: Tensor | None, pool: Pool, lists: TileLists, plan: FlatPlan, tokens: int,
                    fp8: bool = False) -> Tensor | Rounded:
-    """Queries as ``write_flat`` gives them to the results (tokens, H * D); with ``fp8``, where parts are merged anyway, to
-    rounded rows, as ``splits.merge`` does."""
+    """Map queries from ``write_flat`` to the results (tokens, H * D); with ``fp8``, if parts are merged anyway, to rounded
+    rows, as ``splits.merge`` does."""
     if not plan.hopper:
         if q.is_cuda:
             from .attention_triton import paged_attention_triton as attention
@@ -81,5 +81,5 @@ def cross_attention(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor, eps: 
 
 
 def to_device(x: Tensor, device: torch.device) -> Tensor:
-    """A small tensor of the host's, from pinned memory, so that the host does not wait for all that the device has to do."""
+    """Copy a small tensor from the host through pinned memory, so that the host does not wait for the device's queued work."""
     return x.pin_memory().to(device, non_blocking=True) if device.type == 'cuda' else x.to(device)

@@ -1,7 +1,7 @@
-"""From a layer's qkv projection to rotated queries and written pages, where slabs are flat: the definition, in plain PyTorch.
+"""From a layer's qkv projection to rotated queries and written pages, for flat slabs: the definition, in plain PyTorch.
 
-As ``page_write``, for networks that normalise queries and keys over all heads of a token: what RMSNorm multiplies a token by is
-found first (``rows.inverse_rms``), and weights are a number for each channel of each head.
+As ``page_write``, for networks that normalise queries and keys over all heads of a token: RMSNorm's factors are computed first
+(``rows.inverse_rms``), and weights are a number for each channel of each head.
 """
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ QUERY_BLOCK = 128  # the attention kernels take blocks of queries
 
 def write_flat(pool: Pool, pages: Tensor, slabs: int, qkv: Tensor, rms: Tensor, rotary: Tensor, q_weight: Tensor,
                k_weight: Tensor, quantise_q: bool = False) -> tuple[Tensor, Tensor | None]:
-    """Normalise and rotate queries and keys, and fill ``pages`` (int32, those of a slab after the other, none twice).
+    """Normalise and rotate queries and keys, and fill ``pages`` (int32, slab after slab, none twice).
 
-    qkv (N, 3, H, D), in ``slabs`` equal parts, each in the places of its pages from the first on; the rest of its last page
+    qkv (N, 3, H, D), in ``slabs`` equal parts, each of which fills its pages from the first place on; the rest of its last page
     becomes zero. rms (2, N) of queries and keys, rotary (2, N, D / 2), both float32; q_weight and k_weight (H * D,).
 
     Returns queries (``padded`` rows, H, D), zero beyond N, in qkv's type and None; with ``quantise_q`` in e4m3, and their
@@ -48,7 +48,7 @@ def write_flat(pool: Pool, pages: Tensor, slabs: int, qkv: Tensor, rms: Tensor, 
 
 
 def padded(tokens: int) -> int:
-    """Rows of queries, in whole blocks."""
+    """Return the number of query rows in whole blocks."""
     return -(-tokens // QUERY_BLOCK) * QUERY_BLOCK
 
 

@@ -1,6 +1,6 @@
-"""``flat_write.write_flat``: what the projection wrote is read from memory, and each result written, once.
+"""``flat_write.write_flat``: the projection's output is read from memory once, and each result written once.
 
-Programs as in ``page_write_triton``: queries in blocks of which many are in flight, and of a quantised page all keys or values
+Programs as in ``page_write_triton``: queries in blocks of which many are in flight, and for a quantised page all keys or values
 in the registers of one program.
 """
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _pages(qkv, rotary, rms, weight, k, v, k_scale, v_scale, pages, token_stride
         row = unit * T + first + place
         tl.store(v + row[:, None] * D + tl.arange(0, D)[None, :], cast(x, v.dtype.element_ty))
     else:
-        # Shaped so that a thread gets four neighbours of a row of the page: they take the way to memory as one word.
+        # Shaped so that a thread gets four neighbours of a row of the page: they go to memory as one word.
         token = begin + token_order(tl.arange(0, 4)[:, None] + tl.arange(0, BLOCK // 4)[None, :] * 4)
         x = _values(source, slab + token, token < slab_tokens, token_stride, D)
         x *= store_scale(x, v_scale + unit, LIMIT)
@@ -98,7 +98,8 @@ def _pages(qkv, rotary, rms, weight, k, v, k_scale, v_scale, pages, token_stride
 
 @triton.jit
 def _turned(source, rotary, rms, weight, row, inside, tokens, token_stride, D: tl.constexpr):
-    """Tokens (BLOCK,) of a head's queries or keys, normalised and rotated, float32 (BLOCK, D); zero where not ``inside``."""
+    """Load tokens (BLOCK,) of a head's queries or keys, normalised and rotated, float32 (BLOCK, D); zero where not
+    ``inside``."""
     HALF: tl.constexpr = D // 2
     BLOCK: tl.constexpr = row.shape[0]
     d = tl.arange(0, HALF)[None, :]
@@ -115,6 +116,6 @@ def _turned(source, rotary, rms, weight, row, inside, tokens, token_stride, D: t
 
 @triton.jit
 def _values(source, row, inside, token_stride, D: tl.constexpr):
-    """Values of tokens, of any shape, float32 (*shape, D); zero where not ``inside``."""
+    """Load values of tokens, of any shape, float32 (*shape, D); zero where not ``inside``."""
     at = tl.expand_dims(row.to(tl.int64) * token_stride, -1) + tl.arange(0, D)
     return tl.load(source + at, mask=tl.expand_dims(inside, -1), other=0.0).to(tl.float32)

@@ -1,8 +1,8 @@
 """Number formats inside Triton kernels: what ``quantise`` defines, decoded and encoded in registers, bit for bit.
 
-Two things stand behind the integer arithmetic here. GPUs before compute capability 8.9 have no conversions to and
-from e4m3. And Triton's interpreter, in which the tests run these kernels on a CPU, truncates where it casts to bfloat16
-or e4m3 and computes wrongly in bfloat16.
+The integer arithmetic here has two reasons. GPUs before compute capability 8.9 have no conversions to and from e4m3. And
+Triton's interpreter, in which the tests run these kernels on a CPU, truncates where it casts to bfloat16 or e4m3 and computes
+wrongly in bfloat16.
 """
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .quantise import EXPONENT_BIAS, EXPONENT_MAX, FP4_MAX, FP8_MAX
 
 # Decided, as Triton itself does, when the kernels are defined.
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
-# What the largest magnitude of a page becomes.
+# What the largest magnitude of a page is scaled to.
 LIMITS = {Precision.FP8: FP8_MAX, Precision.FP4: FP4_MAX * 2.0 ** (EXPONENT_MAX - EXPONENT_BIAS)}
 
 
 def native_e4m3(device: torch.device) -> bool:
-    """Whether kernels on a device convert to and from e4m3 by its own instructions."""
+    """Return whether kernels on a device convert to and from e4m3 by its own instructions."""
     return not INTERPRETED.value and device.type == 'cuda' and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
@@ -32,13 +32,13 @@ def token_order(place):
 
 @triton.jit
 def place_of(token):
-    """The inverse of ``token_order``."""
+    """Invert ``token_order``."""
     return token // 16 * 16 + token % 8 // 2 * 4 + token % 16 // 8 * 2 + token % 2
 
 
 @triton.jit
 def cast(x, TYPE: tl.constexpr):
-    """float32 to TYPE (float32, float16 or bfloat16), to nearest, ties to even."""
+    """Cast float32 to TYPE (float32, float16 or bfloat16), to nearest, ties to even."""
     if INTERPRETED and TYPE == tl.bfloat16:
         bits = x.to(tl.uint32, bitcast=True)
         return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
@@ -48,11 +48,11 @@ def cast(x, TYPE: tl.constexpr):
 
 @triton.jit
 def from_e4m3(bits, TYPE: tl.constexpr, NATIVE: tl.constexpr):
-    """Bytes of e4m3 to TYPE, exactly."""
+    """Convert bytes of e4m3 to TYPE, exactly."""
     if NATIVE:
         return bits.to(tl.float8e4nv, bitcast=True).to(TYPE)
     else:
-        # The bits in the places of a half: its exponent's bias is 8 larger, and its subnormals are those of e4m3.
+        # The bits in the fields of a half, whose exponent bias is 8 larger and whose subnormals are those of e4m3.
         wide = bits.to(tl.uint16)
         half = (((wide & 0x80) << 8) | ((wide & 0x7F) << 7)).to(tl.float16, bitcast=True)
         return cast(half.to(tl.float32) * 256.0, TYPE)
@@ -60,7 +60,7 @@ def from_e4m3(bits, TYPE: tl.constexpr, NATIVE: tl.constexpr):
 
 @triton.jit
 def to_e4m3(x, NATIVE: tl.constexpr):
-    """float32 to bytes of e4m3, to nearest, ties to even; beyond 448 saturates."""
+    """Convert float32 to bytes of e4m3, to nearest, ties to even, saturating beyond 448."""
     if NATIVE:
         return x.to(tl.float8e4nv).to(tl.uint8, bitcast=True)  # the instruction saturates by itself
     else:
@@ -76,8 +76,8 @@ def to_e4m3(x, NATIVE: tl.constexpr):
 
 @triton.jit
 def e2m1_value(code, exponent):
-    """Codes of e2m1, 0 to 15, under their blocks' exponents to float32, without the page's scale."""
-    # The bits in the places of a half, whose subnormals hold 0.5: the value times 2^-14.
+    """Convert codes of e2m1, 0 to 15, under their blocks' exponents to float32, without the page's scale."""
+    # The bits in the fields of a half, whose subnormals hold 0.5: the value times 2^-14.
     code = code.to(tl.uint16)
     half = (((code & 8) << 12) | ((code & 7) << 9)).to(tl.float16, bitcast=True)
     return half.to(tl.float32) * ((exponent.to(tl.uint32) + (127 - 6 + 14)) << 23).to(tl.float32, bitcast=True)
@@ -85,7 +85,7 @@ def e2m1_value(code, exponent):
 
 @triton.jit
 def from_e2m1(packed, exponent, A: tl.constexpr, B: tl.constexpr):
-    """Packed e2m1 (A, B / 2) and block exponents (A, B / 16) to float32 (A, B), without the page's scale."""
+    """Convert packed e2m1 (A, B / 2) and block exponents (A, B / 16) to float32 (A, B), without the page's scale."""
     code = tl.join(packed & 15, packed >> 4).reshape(A, B // 8, 4, 2)
     sign = (code & 8).trans(0, 1, 3, 2).reshape(A, B // 16, 16)
     return e2m1_value((code & 7).reshape(A, B // 16, 16) | sign, exponent[:, :, None]).reshape(A, B)
@@ -93,13 +93,13 @@ def from_e2m1(packed, exponent, A: tl.constexpr, B: tl.constexpr):
 
 @triton.jit
 def e2m1_of_word(word, index):
-    """Code of value ``index``, 0 to 7, of the eight that a uint32 holds."""
+    """Return the code of value ``index``, 0 to 7, of the eight that a uint32 holds."""
     return ((word >> (index * 4)) & 7) | ((word >> (index % 4 * 8 + index // 4 * 4)) & 8)
 
 
 @triton.jit
 def _nearest_e2m1(x):
-    """Three-bit codes of magnitudes, ties to the even code, and the magnitudes that they stand for."""
+    """Return three-bit codes of magnitudes, ties to the even code, and the magnitudes that they stand for."""
     code = ((x > 0.25).to(tl.uint32) + (x >= 0.75).to(tl.uint32) + (x > 1.25).to(tl.uint32) + (x >= 1.75).to(tl.uint32)
             + (x > 2.5).to(tl.uint32) + (x >= 3.5).to(tl.uint32) + (x > 5.0).to(tl.uint32))
     half = (code.to(tl.uint16) << 9).to(tl.float16, bitcast=True)
@@ -108,7 +108,7 @@ def _nearest_e2m1(x):
 
 @triton.jit
 def _e2m1_at(x, k):
-    """Codes of x (A, blocks, 16) under block exponents k (A, blocks), and the squared error of each block."""
+    """Return the codes of x (A, blocks, 16) under block exponents k (A, blocks), and the squared error of each block."""
     unit = ((k + (127 - 6)) << 23).to(tl.float32, bitcast=True)[:, :, None]
     inverse = ((127 + 6 - k) << 23).to(tl.float32, bitcast=True)[:, :, None]
     magnitude = tl.abs(x)
@@ -119,7 +119,7 @@ def _e2m1_at(x, k):
 
 @triton.jit
 def to_e2m1(x, A: tl.constexpr, B: tl.constexpr):
-    """float32 (A, B), divided by the page's scale, to packed e2m1 (A, B / 2) and block exponents (A, B / 16), uint8."""
+    """Convert float32 (A, B), divided by the page's scale, to packed e2m1 (A, B / 2) and block exponents (A, B / 16), uint8."""
     x = x.reshape(A, B // 16, 16)
     # The smallest power of two with which nothing is clipped, and the one below, as ``quantise.to_e2m1`` has it.
     top = tl.maximum(tl.max(tl.abs(x), 2), 2.0 ** -20).to(tl.uint32, bitcast=True)
@@ -139,13 +139,13 @@ def to_e2m1(x, A: tl.constexpr, B: tl.constexpr):
 
 @triton.jit
 def largest_magnitude(x, AXIS: tl.constexpr):
-    """Along an axis; NaN where anything is not finite, which Triton's maximum would pass over."""
+    """Return the largest magnitude along an axis; NaN if anything is not finite, which Triton's maximum would ignore."""
     return tl.max(tl.abs(x), AXIS) + tl.sum(x * 0.0, AXIS)
 
 
 @triton.jit
 def scale_for(largest, LIMIT: tl.constexpr):
-    """The scale with which the largest magnitude becomes LIMIT, and its reciprocal; as ``quantise`` has them."""
+    """Return the scale with which the largest magnitude becomes LIMIT, and its reciprocal; as in ``quantise``."""
     scale = largest * (1.0 / LIMIT)
     scale = tl.where(scale < 2.0 ** -120, 1.0, scale)
     return scale, tl.math.div_rn(1.0, scale)
@@ -154,8 +154,8 @@ def scale_for(largest, LIMIT: tl.constexpr):
 @triton.jit
 def store_quantised(x, out, exponent, row, first, A: tl.constexpr, B: tl.constexpr, WIDTH: tl.constexpr,
                     NATIVE: tl.constexpr, there=True):
-    """x (A, B), divided by the page's scale, to columns from ``first`` on of rows (A,) of WIDTH values, but for rows
-    that are not ``there`` and columns beyond WIDTH: in FP4 where there are exponents, else in FP8."""
+    """Store x (A, B), divided by the page's scale, to columns from ``first`` on of rows (A,) of WIDTH values, except rows
+    that are not ``there`` and columns beyond WIDTH: in FP4 if there are exponents, else in FP8."""
     if exponent is None:
         _store_rows(to_e4m3(x, NATIVE), out, row, first, there, A, B, WIDTH)
     else:

@@ -1,4 +1,4 @@
-"""A linear layer in FP8: rows of activations and rows of weights in e4m3, each row under a scale of its own."""
+"""A linear layer in FP8: rows of activations and rows of weights in e4m3, each row with its own scale."""
 from __future__ import annotations
 
 import torch
@@ -7,19 +7,18 @@ from torch import Tensor
 from .attention import rotate_qk
 from .rows import Rounded, row_kernels
 
-# Depth by columns, and rows, from which on the product in Triton is the faster one on Hopper (benchmarks/fp8.py).
+# Depth over columns, and rows, from which on the Triton product is faster on Hopper (benchmarks/fp8.py).
 DEEP, FULL = 4, 1024
 
 
 def fp8_linear(x: Rounded, weight: Tensor, weight_scale: Tensor, bias: Tensor | None = None,
                dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """x W^T + bias in ``dtype`` (M, N), for e4m3 rows (M, K) of x and W (N, K), with scales (M, 1) and (1, N),
-    float32.
+    """Return x W^T + bias in ``dtype`` (M, N), for e4m3 rows (M, K) of x and W (N, K), with scales (M, 1) and (1, N), float32.
 
-    On GPUs that multiply FP8 (compute capability 8.9 and up) by the library that torch brings, which wants K and N
-    to be multiples of 16, bfloat16 for bias and ``dtype``, and on Hopper adds up with 14 bits: about what rounding
-    to bfloat16 costs. There a deep product (the MLP's second) is 3 to 6 % faster by ``linear_hopper``. Elsewhere by
-    the definition, which shows the accuracy, not the speed.
+    GPUs that multiply FP8 (compute capability 8.9 and up) use torch's library, which needs K and N to be multiples of 16,
+    bfloat16 for bias and ``dtype``, and on Hopper accumulates with 14 bits: about what rounding to bfloat16 costs. There a deep
+    product (the MLP's second) is 3 to 6 % faster by ``linear_hopper``. Elsewhere the definition is used, which shows the
+    accuracy, not the speed.
     """
     values, scale = x
     if values.is_cuda and dtype is torch.bfloat16 and torch.cuda.get_device_capability(values.device) >= (8, 9):
@@ -45,7 +44,7 @@ def fp8_linear_gelu(x: Rounded, weight: Tensor, weight_scale: Tensor, bias: Tens
 
 def fp8_linear_rotate(x: Rounded, weight: Tensor, weight_scale: Tensor, bias: Tensor | None, rotary: Tensor,
                       q_weight: Tensor, k_weight: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """x W^T + bias as queries, keys and values (M, 3, H, D), the first two normalised and rotated as by
+    """Return x W^T + bias as queries, keys and values (M, 3, H, D), the first two normalised and rotated as by
     ``qk_norm.rotate_qk``, for rotary (2, M, D / 2); on Hopper in one kernel, ``linear_hopper``, for heads of 128."""
     dim = 2 * rotary.shape[2]
     if rotary.is_cuda:

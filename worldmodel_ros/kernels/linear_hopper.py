@@ -1,12 +1,11 @@
-"""``linear.fp8_linear`` in a persistent kernel whose last step may be GELU and rounding: the product of the MLP's
-first layer then never exists in bfloat16, which would be written, read and written again as FP8. Or it may be
-QK-norm and rotary embedding.
+"""``linear.fp8_linear`` in a persistent kernel with an epilogue: GELU and rounding, or QK-norm and rotary embedding.
 
-The rows' own scales need all of a row, and a program has 256 columns of it: so the results are rounded by a
+With GELU and rounding, the output of the MLP's first layer never exists in bfloat16, which would be written, read and written
+again as FP8. The rows' own scales need all of a row, and a program has 256 columns of it: so the results are rounded by a
 calibrated scale, or by scales that follow from the lengths of the rows and weights, which no result can exceed.
 
-In addition to three stages of operands, shared memory has room for a tile's cosines and sines and a quarter of its results:
-so these go by four copies.
+In addition to three stages of operands, shared memory has room for a tile's cosines and sines and a quarter of its results: so
+these go by four copies.
 """
 from __future__ import annotations
 
@@ -27,11 +26,10 @@ from .rows_triton import gelu
 
 @dataclass(frozen=True)
 class Tiles:
-    """How the product is cut up: rows, columns and depth of a step, and the compiler's stages and warps.
+    """How the product is tiled: rows, columns and depth of a step, and the compiler's stages and warps.
 
-    With ``specialised`` a group of warps of its own loads ahead, also while the others are at the last step of a
-    tile. The compiler does that with 4 warps, from which it makes 12, and only with descriptors that are made on
-    the device.
+    With ``specialised`` a separate group of warps loads ahead, also while the others are at the epilogue of a tile. The
+    compiler does that with 4 warps, from which it makes 12, and only with descriptors that are made on the device.
     """
 
     m: int = 128
@@ -43,11 +41,11 @@ class Tiles:
 
 
 DEFAULT, SPECIALISED = Tiles(), Tiles(warps=4, specialised=True)
-GROUP = 8  # tiles of rows that take the same columns one after the other, which then are in the second-level cache
+GROUP = 8  # tiles of rows that take the same columns in turn, so that these stay in the second-level cache
 
 
 def supports(x: Tensor) -> bool:
-    """Whether x is on a GPU with the copy engine that the kernel reads by."""
+    """Return whether x is on a GPU with the copy engine that the kernel reads by."""
     return x.is_cuda and torch.cuda.get_device_capability(x.device)[0] == 9
 
 
@@ -64,7 +62,7 @@ def fp8_linear_gelu_hopper(x: Rounded, weight: Tensor, weight_scale: Tensor, bia
                            tiles: Tiles = DEFAULT) -> Rounded:
     """``linear.fp8_linear``, ``rows.gelu_rows`` and ``rows.quantise_rows`` by ``static`` scales; K and N multiples of 16.
 
-    What is not finite becomes NaN in e4m3 here, not in the scales, which are the given ones.
+    Non-finite results become NaN in e4m3 here, not in the scales, which are the given ones.
     """
     values = x[0]
     out = torch.empty((len(values), len(weight)), dtype=torch.float8_e4m3fn, device=values.device)
@@ -75,8 +73,8 @@ def fp8_linear_gelu_hopper(x: Rounded, weight: Tensor, weight_scale: Tensor, bia
 
 def fp8_linear_rotate_hopper(x: Rounded, weight: Tensor, weight_scale: Tensor, bias: Tensor | None, rotary: Tensor,
                              q_weight: Tensor, k_weight: Tensor, eps: float = 1e-6, tiles: Tiles = DEFAULT) -> Tensor:
-    """``linear.fp8_linear_rotate`` in bfloat16; K a multiple of 16, heads half as wide as a tile and an even number of
-    them, rotary and weights contiguous."""
+    """``linear.fp8_linear_rotate`` in bfloat16; K a multiple of 16, an even number of heads half as wide as a tile, rotary
+    and weights contiguous."""
     dim, rows = 2 * rotary.shape[2], len(x[0])
     if tiles.n != 2 * dim or len(weight) % (3 * tiles.n) or rotary.shape[1] != rows or not rotary.is_contiguous():
         raise ValueError(f'{len(weight)} columns and rotary {tuple(rotary.shape)} with strides {rotary.stride()}: '
@@ -131,7 +129,7 @@ def _product(a, b, out, a_scale, b_scale, bias, static, rotary, q_weight, k_weig
         n = column + tl.arange(0, N)
         m = row + tl.arange(0, M)
         left = tl.load(a_scale + m, mask=m < rows, other=0.0)
-        left += left * 0.0  # infinite where a row was not finite, which FP8 would not show: NaN then
+        left += left * 0.0  # infinite becomes NaN: the row was not finite, which FP8 would not show
         x = total * left[:, None] * tl.load(b_scale + n, mask=n < columns, other=0.0)[None, :]
         if bias is not None:
             x += tl.load(bias + n, mask=n < columns, other=0.0).to(tl.float32)[None, :]
@@ -152,7 +150,7 @@ def _product(a, b, out, a_scale, b_scale, bias, static, rotary, q_weight, k_weig
 
 @triton.jit
 def _e4m3(x, NATIVE: tl.constexpr):
-    """Operands as they are, or, in the interpreter, in float32."""
+    """Return operands as they are, or, in the interpreter, in float32."""
     if NATIVE:
         return x
     else:
@@ -161,7 +159,7 @@ def _e4m3(x, NATIVE: tl.constexpr):
 
 @triton.jit
 def _bytes(x, NATIVE: tl.constexpr):
-    """``to_e4m3``, and NaN stays NaN, as by the GPU's own conversion it does."""
+    """``to_e4m3``, where NaN stays NaN as in the GPU's own conversion."""
     if NATIVE:
         return to_e4m3(x, NATIVE)
     else:

@@ -1,5 +1,5 @@
-"""RMSNorm over channels and SiLU of a video's features, in one launch; for either order of the axes in memory. And sums: of
-features, a bias and a residual, and of what the taps of a convolution gave."""
+"""RMSNorm over channels and SiLU of a video's features in one launch, for either memory order; and sums of features, a bias
+and a residual, and of a convolution's taps."""
 from __future__ import annotations
 
 import torch
@@ -14,9 +14,9 @@ BLOCK = 256  # positions of a program that adds taps
 
 
 def norm_silu_triton(x: Tensor, weight: Tensor, bias: Tensor | None = None, before: int = 0) -> Tensor:
-    """silu(y / ||y|| * sqrt(C) * weight) over the channels of y = x + bias, x (1, C, T, h, w), contiguous or with the channels
-    last; weight and bias have C numbers. Computed in float32, rounded once. ``before``: so many frames lie in front of the
-    result, of which nothing is written; where channels are last."""
+    """Return silu(y / ||y|| * sqrt(C) * weight) over the channels of y = x + bias, x (1, C, T, h, w), contiguous or channels
+    last; weight and bias have C numbers. Computed in float32, rounded once. ``before``: number of unwritten frames in front
+    of the result; for channels last only."""
     batch, channels = x.shape[:2]
     positions = x[0, 0].numel()
     last = x.is_contiguous(memory_format=torch.channels_last_3d) and channels > 1
@@ -53,8 +53,8 @@ def _norm_silu(x, weight, bias, out, positions, channel_stride, position_stride,
 
 
 def add_triton(x: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
-    """x + bias + residual for x and residual (1, C, T, h, w), both with the channels last, and C numbers; rounded once."""
-    form = torch.channels_last_3d  # asked by is_contiguous: strides of axes of one element may be anything
+    """Return x + bias + residual for x and residual (1, C, T, h, w), both channels last, and C numbers; rounded once."""
+    form = torch.channels_last_3d  # checked by is_contiguous: strides of axes of one element may be anything
     if x.shape != residual.shape or not (x.is_contiguous(memory_format=form) and residual.is_contiguous(memory_format=form)):
         raise ValueError(f'x {tuple(x.shape)} with strides {x.stride()} and residual {tuple(residual.shape)} with strides '
                          f'{residual.stride()} must be alike, with the channels last')

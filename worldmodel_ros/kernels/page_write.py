@@ -12,19 +12,18 @@ from .quantise import read_pages, to_e4m3, write_pages
 def write_qkv(pool: Pool, pages: Tensor, counts: Tensor, qkv: Tensor, rotary: Tensor, q_weight: Tensor,
               k_weight: Tensor, offsets: Tensor | None = None, quantise_q: bool = False, eps: float = 1e-6,
               by_frame: tuple[int, int] | None = None) -> tuple[Tensor, Tensor | None]:
-    """QK-norm, rotary embedding, and the new keys and values of one layer into pages.
+    """Apply QK-norm and rotary embedding, and write the new keys and values of one layer to pages.
 
-    qkv (tiles * N, 3, H, D), tile after tile, D contiguous, N of at most T tokens each; or, with ``by_frame`` (frames,
-    tiles of a frame), frame after frame: a frame has its part of each of so many tiles, one after the other, and after
-    so many frames come those of the next tiles. rotary has qkv's order. Of tile i, the first counts[i]
-    tokens are there (int32, 0 to N); they go to page pages[i] (int32, no page twice), from place offsets[i] on (int32,
-    offset and count together at most T; 0 if not given, and always for FP8 and FP4, whose scale spans a page). Places
-    before the offset keep what they have, those after the new tokens become zero. Queries and keys are normalised
-    (RMSNorm over D with q_weight and k_weight (D,)) and rotated as ``model.dit.rotate`` does, by rotary
-    (2, tiles * N, D / 2) float32, all in float32.
+    qkv (tiles * N, 3, H, D), tile after tile, D contiguous, N of at most T tokens each; or, with ``by_frame``
+    (frames, tiles of a frame), frame after frame: a frame has its part of each of its tiles, one after the other, and after
+    ``frames`` of them come those of the next tiles. rotary has qkv's order. Of tile i, the first counts[i] tokens are valid
+    (int32, 0 to N); they go to page pages[i] (int32, no page twice), from place offsets[i] on (int32, offset and count together
+    at most T; 0 if not given, and always for FP8 and FP4, whose scale spans a page). Places before the offset keep what they
+    have, those after the new tokens become zero. Queries and keys are normalised (RMSNorm over D with q_weight and k_weight
+    (D,)) and rotated as ``model.dit.rotate`` does, by rotary (2, tiles * N, D / 2) float32, all in float32.
 
-    Returns the queries (tiles * N, H, D), zero where no token is, in qkv's type and None; with ``quantise_q`` in e4m3,
-    and their scales, float32 (tiles * N, H): the largest magnitude of each token and head is 448.
+    Returns the queries (tiles * N, H, D), zero for invalid tokens, in qkv's type and None; with ``quantise_q`` in e4m3, and
+    their scales, float32 (tiles * N, H): the largest magnitude of each token and head is 448.
     """
     check(pool, pages, qkv, rotary, offsets, by_frame)
     tiles, tokens = len(pages), len(qkv) // len(pages)
@@ -54,7 +53,7 @@ def write_qkv(pool: Pool, pages: Tensor, counts: Tensor, qkv: Tensor, rotary: Te
 
 
 def _rotated(x: Tensor, rotary: Tensor, there: Tensor) -> Tensor:
-    """x (tokens, H, D) rotated by rotary (2, tokens, D / 2); zero where no token is, whatever rotary has there."""
+    """Rotate x (tokens, H, D) by rotary (2, tokens, D / 2); zero for invalid tokens, whatever rotary has there."""
     cos, sin = rotary[:, :, None]
     a, b = x.chunk(2, -1)
     return torch.where(there.flatten()[:, None, None], torch.cat([a * cos - b * sin, a * sin + b * cos], -1), 0.0)

@@ -1,8 +1,8 @@
-"""``page_write.write_qkv``: what the projection wrote is read from memory, and each result written, once.
+"""``page_write.write_qkv``: the projection's output is read from memory once, and each result written once.
 
 A program has some queries, keys or values of one tile and head; of a quantised page it holds all keys or values in its
-registers, for the page's scale is known only after the last. Queries are written apart from those, by programs of which
-many are in flight on a processor.
+registers, since the page's scale is known only after the last. Queries are written separately, by programs of which many are in
+flight on a processor.
 """
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .pages import Pool, Precision
 from .pools_triton import as_bytes
 from .quantise import FP8_MAX
 
-# Values of a program that streams, and of its threads; and of the threads of one that holds a page.
+# Values per program that streams, and per thread of it; and per thread of one that holds a page.
 STREAM, STREAM_VALUES, PAGE_VALUES = 4096, 16, {Precision.FP8: 64, Precision.FP4: 32}
 
 
@@ -55,7 +55,7 @@ def write_qkv_triton(pool: Pool, pages: Tensor, counts: Tensor, qkv: Tensor, rot
 
 
 def warps(total: int, each: int) -> int:
-    """Of a program with so many values, if a thread is to have ``each`` of them."""
+    """Return the warps of a program with ``total`` values, ``each`` per thread."""
     return min(max(total // (32 * each), 1), 32)
 
 
@@ -100,15 +100,15 @@ def _write(qkv, rotary, q_weight, k_weight, q, q_scale, k, v, k_scale, v_scale, 
 
 @triton.jit
 def _row(token, RUN: tl.constexpr, TILES: tl.constexpr):
-    """Rows of a tile's tokens behind its first one's: ``RUN`` tokens of every tile of a frame follow one another."""
+    """Return the rows of a tile's tokens after its first one's: ``RUN`` tokens of every tile of a frame follow one another."""
     return token // RUN * (TILES * RUN) + token % RUN
 
 
 @triton.jit
 def normalised(source, angles, sines, weight, token, inside, there, token_stride, eps, D: tl.constexpr):
-    """Tokens (BLOCK,) of queries or keys, normalised and rotated, float32 (BLOCK, D); zero where not ``there``.
+    """Load tokens (BLOCK,) of queries or keys, normalised and rotated, float32 (BLOCK, D); zero where not ``there``.
 
-    All ``inside`` memory are read, lest that wait for what ``there`` is computed from.
+    All tokens ``inside`` memory are read, so that the loads do not wait for what ``there`` is computed from.
     """
     HALF: tl.constexpr = D // 2
     BLOCK: tl.constexpr = token.shape[0]
@@ -130,7 +130,7 @@ def normalised(source, angles, sines, weight, token, inside, there, token_stride
 
 @triton.jit
 def _raw(source, token, inside, there, token_stride, D: tl.constexpr):
-    """Values of tokens, of any shape, float32 (*shape, D); read and zero as in ``normalised``."""
+    """Load values of tokens, of any shape, float32 (*shape, D); read and zero as in ``normalised``."""
     at = tl.expand_dims(token.to(tl.int64) * token_stride, -1) + tl.arange(0, D)
     x = tl.load(source + at, mask=tl.expand_dims(inside, -1), other=0.0)
     return tl.where(tl.expand_dims(there, -1), x, tl.zeros_like(x)).to(tl.float32)  # x is zero where not inside
@@ -138,7 +138,7 @@ def _raw(source, token, inside, there, token_stride, D: tl.constexpr):
 
 @triton.jit
 def _store_queries(x, q, q_scale, row, inside, LIMIT: tl.constexpr, NATIVE: tl.constexpr):
-    """Queries (PLACES, D) to rows (PLACES,), as they are or, where there are scales, in e4m3."""
+    """Store queries (PLACES, D) to rows (PLACES,), as they are or, if there are scales, in e4m3."""
     at = row[:, None] * x.shape[1] + tl.arange(0, x.shape[1])[None, :]
     if q_scale is None:
         tl.store(q + at, cast(x, q.dtype.element_ty), mask=inside[:, None])
@@ -150,7 +150,7 @@ def _store_queries(x, q, q_scale, row, inside, LIMIT: tl.constexpr, NATIVE: tl.c
 
 @triton.jit
 def _store_plain(x, out, row, inside):
-    """Keys or values (PLACES, D) to rows (PLACES,) of an unquantised page."""
+    """Store keys or values (PLACES, D) to rows (PLACES,) of an unquantised page."""
     at = row[:, None] * x.shape[1] + tl.arange(0, x.shape[1])[None, :]
     tl.store(out + at, cast(x, out.dtype.element_ty), mask=inside[:, None])
 
@@ -167,8 +167,8 @@ def store_scale(x, out, LIMIT: tl.constexpr):
 def _values(source, v, v_scale, v_exponent, unit, count, token_stride, N: tl.constexpr, RUN: tl.constexpr,
             TILES: tl.constexpr, T: tl.constexpr, D: tl.constexpr, PLACES: tl.constexpr, LIMIT: tl.constexpr,
             NATIVE: tl.constexpr):
-    """Values to a quantised page, which has a row of T tokens for each of D."""
-    # Shaped so that a thread gets four neighbours of a row: they take the way to the threads that store as one word.
+    """Write values to a quantised page, which has a row of T tokens for each of D."""
+    # Shaped so that a thread gets four neighbours of a row: they go to the threads that store as one word.
     token = token_order(tl.arange(0, 4)[:, None] + tl.arange(0, PLACES // 4)[None, :] * 4)
     x = _raw(source, _row(token, RUN, TILES), token < N, token < count, token_stride, D)
     x *= store_scale(x, v_scale + unit, LIMIT)

@@ -1,4 +1,4 @@
-"""What the attention reads: pools of pages by precision, and for every query tile the list of pages that it visits."""
+"""Inputs of the attention: pools of pages by precision, and for every query tile the list of pages that it visits."""
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
@@ -31,11 +31,11 @@ class Pool:
     FP32 and BF16: k and v (pages, H, T, D).
 
     FP8: k (pages, H, T, D) and v (pages, H, D, T) are float8_e4m3fn; a value is the stored one times its page's and
-    head's scale, float32 (pages, H). v is transposed and its tokens are permuted by ``quantise.token_order``, because
-    that is how the tensor cores of Hopper read it.
+    head's scale, float32 (pages, H). v is transposed and its tokens are permuted by ``quantise.token_order``, as
+    Hopper's tensor cores read it.
 
-    FP4: k (pages, H, T, D / 2) and v (pages, H, D, T / 2), uint8, hold two e2m1 values a byte, the first in the low
-    nibble, in the order of FP8, but for their signs, see ``quantise.to_e2m1``; k_exponent (pages, H, T, D / 16) and
+    FP4: k (pages, H, T, D / 2) and v (pages, H, D, T / 2), uint8, hold two e2m1 values per byte, the first in the low
+    nibble, in the order of FP8, except their signs, see ``quantise.to_e2m1``; k_exponent (pages, H, T, D / 16) and
     v_exponent (pages, H, D, T / 16), uint8, are the powers of two of blocks of 16 values.
     """
 
@@ -50,8 +50,8 @@ class Pool:
     @classmethod
     def allocate(cls, precision: Precision, pages: int, heads: int, tokens: int, dim: int,
                  device: torch.device | str = 'cpu', layers: int | None = None) -> Pool:
-        """Zeros: a page's tail that was never written is multiplied by zero, so it must be finite. With ``layers``,
-        every tensor gets that many in front; ``layer`` takes one."""
+        """Allocate zeros: the tail of a page that was never written is multiplied by zero, so it must be finite. With
+        ``layers``, every tensor gets that many in front; ``layer`` takes one."""
         if dim % FP4_BLOCK or tokens % FP4_BLOCK:
             raise ValueError(f'a page of {tokens} tokens of width {dim}: both must be multiples of {FP4_BLOCK}')
         front = (pages, heads) if layers is None else (layers, pages, heads)
@@ -73,7 +73,7 @@ class Pool:
                 if isinstance(value := getattr(self, f.name), Tensor)}
 
     def layer(self, index: int) -> Pool:
-        """One layer of a pool with layers in front; views."""
+        """Return one layer of a pool with layers in front, as views."""
         return Pool(self.precision, **{name: tensor[index] for name, tensor in self.tensors().items()})
 
     @property
@@ -97,8 +97,8 @@ class Pool:
 class TileLists:
     """The pages of one pool that each query tile visits, as compressed sparse rows.
 
-    starts (query tiles + 1,), pages (n,), lengths (n,): valid tokens of each listed page, 1 to T; full (query tiles,):
-    how many pages of a tile are full. In each row the full pages come first. All int32, on the pool's device.
+    starts (query tiles + 1,), pages (n,), lengths (n,): valid tokens of each listed page, 1 to T; full (query tiles,): number
+    of full pages of a tile. In each row the full pages come first. All int32, on the pool's device.
     """
 
     starts: Tensor
@@ -109,7 +109,7 @@ class TileLists:
     @classmethod
     def from_rows(cls, rows: list[list[tuple[int, int]]], page_tokens: int,
                   device: torch.device | str = 'cpu') -> TileLists:
-        """From (page, valid tokens) pairs for each query tile."""
+        """Build from (page, valid tokens) pairs for each query tile."""
         ordered = [sorted(row, key=lambda entry: entry[1] < page_tokens) for row in rows]
         flat = np.array([entry for row in ordered for entry in row], np.int32).reshape(-1, 2)
         if flat.size and not (1 <= flat[:, 1].min() and flat[:, 1].max() <= page_tokens):

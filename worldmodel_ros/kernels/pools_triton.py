@@ -1,4 +1,4 @@
-"""How pools of pages reach a Triton kernel that goes through them, one kind of page after the other."""
+"""How pools of pages are passed to a Triton kernel that visits them one kind of page after the other."""
 from __future__ import annotations
 
 import torch
@@ -8,14 +8,14 @@ from torch import Tensor
 from .formats_triton import INTERPRETED
 from .pages import Pool, Precision
 
-# Kinds of pages, by bits of a value: each has a loop of its own in a kernel.
+# Kinds of pages, by bits per value: each has its own loop in a kernel.
 PLAIN, FP8, FP4 = tl.constexpr(16), tl.constexpr(8), tl.constexpr(4)
 _KINDS = {Precision.FP32: PLAIN, Precision.BF16: PLAIN, Precision.FP8: FP8, Precision.FP4: FP4}
 
 
 def arguments_by_kind(pools: list[Pool], tables: list[tuple[Tensor, ...]]) -> list[tuple[Tensor, ...] | None]:
-    """For PLAIN, FP8 and FP4 pages each, a pool's list, of four tensors, and the pool's own, which are k, v, k_scale,
-    v_scale, k_exponent and v_exponent as far as there are; None where there is no pool of that kind."""
+    """Return, for PLAIN, FP8 and FP4 pages each, the four tensors of a pool's list, then its own k, v, k_scale, v_scale,
+    k_exponent and v_exponent as far as present; None if there is no pool of that kind."""
     found = {}
     for pool, table in zip(pools, tables, strict=True):
         kind = _KINDS[pool.precision]
@@ -28,12 +28,13 @@ def arguments_by_kind(pools: list[Pool], tables: list[tuple[Tensor, ...]]) -> li
 
 
 def as_bytes(x: Tensor) -> Tensor:
-    """An e4m3 tensor as uint8, which kernels for every GPU can take; others as they are."""
+    """Return an e4m3 tensor as uint8, which kernels for every GPU can take; others as they are."""
     return x.view(torch.uint8) if x.dtype is torch.float8_e4m3fn else x
 
 
 def product_type(q: Tensor, pools: list[Pool]) -> tl.dtype:
-    """Of the matrix products: bfloat16, or float32 if q or a pool is. The interpreter computes wrongly in bfloat16."""
+    """Return the type of the matrix products: bfloat16, or float32 if q or a pool is. The interpreter computes wrongly in
+    bfloat16."""
     exact = INTERPRETED.value or torch.float32 in (q.dtype, *(pool.k.dtype for pool in pools))
     return tl.float32 if exact else tl.bfloat16
 

@@ -1,4 +1,4 @@
-"""QK-norm and rotary embedding where a layer keeps no pages: the definition, in plain PyTorch."""
+"""QK-norm and rotary embedding for layers that keep no pages: the definition, in plain PyTorch."""
 from __future__ import annotations
 
 import torch
@@ -7,10 +7,10 @@ from torch.nn import functional as F
 
 
 def rotate_qk(qkv: Tensor, rotary: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float = 1e-6) -> None:
-    """Normalise and rotate queries and keys where they are, as ``page_write.write_qkv`` does.
+    """Normalise and rotate queries and keys in place, as ``page_write.write_qkv`` does.
 
-    qkv (N, 3, H, D); rotary (2, N, D / 2) float32; q_weight and k_weight (D,), of the RMSNorm over D. In float32,
-    rounded once, to qkv's type.
+    qkv (N, 3, H, D); rotary (2, N, D / 2) float32; q_weight and k_weight (D,), of the RMSNorm over D. In float32, rounded once,
+    to qkv's type.
     """
     check(qkv, rotary)
     cos, sin = rotary[:, :, None]

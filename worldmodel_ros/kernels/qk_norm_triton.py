@@ -9,7 +9,7 @@ from .formats_triton import cast
 from .page_write_triton import normalised
 from .qk_norm import check
 
-TOKENS, HEADS = 16, 8  # of a program: few enough for many, enough to read a token's rotation from memory once
+TOKENS, HEADS = 16, 8  # per program: few enough for many programs, enough to read a token's rotation from memory once
 
 
 def rotate_qk_triton(qkv: Tensor, rotary: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float = 1e-6) -> None:

@@ -1,11 +1,11 @@
-"""What an FP8 and an FP4 page hold: the definitions that the kernels are tested against, in plain PyTorch.
+"""Formats of FP8 and FP4 pages: the definitions that the kernels are tested against, in plain PyTorch.
 
 FP8 is e4m3 with one scale for each page and head. FP4 is e2m1 (0, 0.5, 1, 1.5, 2, 3, 4, 6) in blocks of 16 values
 that share a power of two, as in the OCP Microscaling formats (MX v1.0) with a smaller block, under one scale for each
 page and head. With powers of two every FP4 value is exactly an e4m3 number times the page's scale: a kernel turns a
 block into FP8 by table look-up, and both precisions go through the same tensor core instructions.
 
-What is not finite makes its page and head read as not finite: a fault of the model must show.
+A non-finite value makes its page and head read as non-finite: a fault of the model must show.
 
 Root-mean-square error of normally distributed values: 2.6 % for FP8, 11 % for FP4.
 """
@@ -20,37 +20,37 @@ FP8_MAX = 448.0
 FP4_MAX = 6.0
 # Magnitudes of e2m1 by their three bits.
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-# A block's exponent k scales e2m1 by 2^(k - 6). At its limits, 6 * 2^6 = 384 and 0.5 * 2^-5 still are normal e4m3
-# numbers, so that in between the FP8 code is that of k = 0 plus k in the exponent's place.
+# A block's exponent k scales e2m1 by 2^(k - 6). At its limits, 6 * 2^6 = 384 and 0.5 * 2^-5 are still normal e4m3
+# numbers, so that in between the FP8 code is that of k = 0 plus k in the exponent field.
 EXPONENT_BIAS, EXPONENT_MIN, EXPONENT_MAX = 6, 1, 12
-# Of what is smaller, the reciprocal might not be finite; it counts as zero, with a scale of 1.
+# The reciprocal of a smaller scale might not be finite; its values count as zero, with a scale of 1.
 SCALE_MIN = 2.0 ** -120
 
 
 def token_order(tokens: int, device: torch.device | str = 'cpu') -> Tensor:
-    """Which token each position along the tokens of v holds: position p of an FP8 or FP4 page has token order[p].
+    """Return which token each position along the tokens of v holds: position p of an FP8 or FP4 page has token order[p].
 
-    A thread of wgmma holds, of 16 neighbouring columns of P, columns 2t, 2t + 1, 8 + 2t and 9 + 2t (the accumulator's
-    layout), and as an 8-bit operand is to hold four neighbouring ones. With this order of v they are the same.
+    Of 16 neighbouring columns of P, a thread of wgmma holds columns 2t, 2t + 1, 8 + 2t and 9 + 2t (the accumulator's layout),
+    but an 8-bit operand needs four neighbouring ones. With this order of v they are the same.
     """
     p = torch.arange(tokens, device=device)
     return p // 16 * 16 + p % 4 // 2 * 8 + p % 16 // 4 * 2 + p % 2
 
 
 def to_e4m3(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x (..., A, B) to e4m3 and float32 scales (...): the largest magnitude of the last two axes becomes 448."""
+    """Quantise x (..., A, B) to e4m3 and float32 scales (...): the largest magnitude of the last two axes becomes 448."""
     x, scale = _scaled(x, FP8_MAX)
     return x.clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn), scale
 
 
 def to_e2m1(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """x (..., A, B) to packed e2m1 (..., A, B / 2), block exponents uint8 (..., A, B / 16) and scales (...).
+    """Quantise x (..., A, B) to packed e2m1 (..., A, B / 2), block exponents uint8 (..., A, B / 16) and scales (...).
 
-    The scale makes the largest magnitude of the last two axes 384; each block takes the power of two with the
-    smallest squared error of the two around its own largest magnitude.
+    The scale makes the largest magnitude of the last two axes 384; of the two powers of two around its own largest magnitude,
+    each block takes the one with the smaller squared error.
 
-    Of eight values, nibble i has the three bits of magnitude of value i; the top bits have the signs in the order
-    0, 4, 1, 5, 2, 6, 3, 7: as bytes of FP8, values 4 to 7 then find theirs in place, and values 0 to 3 one shift away.
+    Of eight values, nibble i has the three magnitude bits of value i; the top bits have the signs in the order 0, 4, 1, 5, 2,
+    6, 3, 7: as bytes of FP8, values 4 to 7 then find theirs in place, and values 0 to 3 one shift away.
     """
     x, scale = _scaled(x, FP4_MAX * 2.0 ** (EXPONENT_MAX - EXPONENT_BIAS))
     blocks = x.unflatten(-1, (-1, FP4_BLOCK))
@@ -76,7 +76,7 @@ def to_e2m1(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def from_e2m1(packed: Tensor, exponent: Tensor) -> Tensor:
-    """Packed e2m1 (..., B / 2) and block exponents (..., B / 16) to float32 (..., B), without the page's scale."""
+    """Convert packed e2m1 (..., B / 2) and block exponents (..., B / 16) to float32 (..., B), without the page's scale."""
     code = torch.stack([packed & 15, packed >> 4], -1).flatten(-2)
     negative = (code > 7).unflatten(-1, (-1, 4, 2)).transpose(-1, -2).flatten(-3)
     value = _magnitudes(code & 7) * torch.where(negative, -1.0, 1.0)
@@ -90,13 +90,13 @@ def write_pages(pool: Pool, pages: Tensor, k: Tensor, v: Tensor) -> None:
     for name, values in page_form(pool.precision, k, v).items():
         whole = tensors[name]
         if whole.dtype is torch.float8_e4m3fn:
-            # float8 tensors have no indexed assignment on every device; their bytes do.
+            # Not every device has indexed assignment for float8 tensors; their bytes have it.
             whole, values = whole.view(torch.uint8), values.view(torch.uint8)
         whole[pages] = values
 
 
 def page_form(precision: Precision, k: Tensor, v: Tensor) -> dict[str, Tensor]:
-    """What the tensors of a ``Pool`` hold, by name, for n pages of k and v (n, H, T, D)."""
+    """Return what the tensors of a ``Pool`` hold, by name, for n pages of k and v (n, H, T, D)."""
     if not precision.quantised:
         dtype = torch.float32 if precision is Precision.FP32 else torch.bfloat16
         return {'k': k.to(dtype), 'v': v.to(dtype)}
@@ -107,7 +107,7 @@ def page_form(precision: Precision, k: Tensor, v: Tensor) -> dict[str, Tensor]:
 
 
 def read_pages(pool: Pool, pages: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values (n, H, T, D) of pages (n,) in float32, tokens in their own order."""
+    """Return keys and values (n, H, T, D) of pages (n,) in float32, tokens in their natural order."""
     if not pool.precision.quantised:
         return pool.k[pages].float(), pool.v[pages].float()
     if pool.precision is Precision.FP8:
@@ -120,8 +120,9 @@ def read_pages(pool: Pool, pages: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _scaled(x: Tensor, limit: float) -> tuple[Tensor, Tensor]:
-    """x (..., A, B) divided by scales (...) with which the largest magnitude of the last two axes becomes ``limit``."""
-    # As products, which are the same numbers on every device: GPUs do not divide by a constant, nor kernels by a scale.
+    """Return x (..., A, B) divided by scales (...) that make the largest magnitude of the last two axes ``limit``; and the
+    scales."""
+    # As products, for the same bits on every device: GPUs do not divide by a constant, nor kernels by a scale.
     scale = x.float().abs().amax((-2, -1)) * (1.0 / limit)
     scale = torch.where(scale < SCALE_MIN, torch.ones_like(scale), scale)
     return x.float() * scale.reciprocal()[..., None, None], scale
@@ -132,7 +133,7 @@ def _magnitudes(code: Tensor) -> Tensor:
 
 
 def _nearest_e2m1(x: Tensor) -> Tensor:
-    """Three-bit codes of magnitudes x; ties go to the even code, as IEEE rounding has it."""
+    """Return three-bit codes of magnitudes x; ties go to the even code, as in IEEE rounding."""
     bounds = torch.tensor([(a + b) / 2 for a, b in zip(E2M1, E2M1[1:])], device=x.device)
     x = x.contiguous()
     above = torch.bucketize(x, bounds)                    # a tie is below

@@ -1,4 +1,4 @@
-"""Queries in FP8, with a scale for each token and head: the product with FP8 keys takes them so."""
+"""Queries in FP8, with a scale for each token and head, as the product with FP8 keys takes them."""
 from __future__ import annotations
 
 import torch
@@ -24,7 +24,7 @@ def _quantise(q, out, scales, rows, D: tl.constexpr, ROWS: tl.constexpr, LIMIT: 
 
 
 def quantise_queries(q: Tensor) -> tuple[Tensor, Tensor]:
-    """q (tokens, H, D) contiguous, to e4m3 of the same shape and float32 scales (tokens, H)."""
+    """Quantise q (tokens, H, D), contiguous, to e4m3 of the same shape and float32 scales (tokens, H)."""
     out = torch.empty_like(q, dtype=torch.float8_e4m3fn)
     scales = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
     rows = scales.numel()

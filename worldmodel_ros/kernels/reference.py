@@ -1,4 +1,4 @@
-"""Paged attention in plain PyTorch: the definition, for any device and precision, and the CPU's way."""
+"""Paged attention in plain PyTorch: the definition, for any device and precision, and the CPU path."""
 from __future__ import annotations
 
 import math
@@ -12,11 +12,11 @@ from .quantise import read_pages
 
 def paged_attention(q: Tensor, pools: list[Pool], lists: list[TileLists], scale: float | None = None,
                     dtype: torch.dtype = torch.float32, lse: Tensor | None = None) -> Tensor:
-    """Each query tile attends to the valid tokens of the pages that its row lists, of all pools under one softmax.
+    """Attend from each query tile to the valid tokens of the pages that its row lists, of all pools under one softmax.
 
-    q (query tiles * N, H, D), tile after tile. Returns the same shape and dtype; zeros for a tile that lists nothing.
-    ``scale`` multiplies the logits, 1 / sqrt(D) unless given. Computed in ``dtype``. ``lse`` (H, query tiles * N), if given,
-    receives the base-2 logarithm of the sum of the exponentiated logits, -inf for a tile that lists nothing.
+    q (query tiles * N, H, D), tile after tile. Returns the same shape and dtype; zeros for a tile that lists nothing. ``scale``
+    multiplies the logits, 1 / sqrt(D) unless given. Computed in ``dtype``. ``lse`` (H, query tiles * N), if given, receives the
+    base-2 logarithm of the sum of the exponentiated logits, -inf for a tile that lists nothing.
     """
     tokens, dim, queries = pools[0].page_tokens, q.shape[-1], len(q) // lists[0].query_tiles
     scale = 1.0 / math.sqrt(dim) if scale is None else scale

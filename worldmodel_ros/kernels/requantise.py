@@ -1,4 +1,4 @@
-"""From one precision to another, for pages that grow old: the definition, in plain PyTorch."""
+"""Conversion of old pages from one precision to another: the definition, in plain PyTorch."""
 from __future__ import annotations
 
 from torch import Tensor

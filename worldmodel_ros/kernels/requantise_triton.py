@@ -13,7 +13,7 @@ from .requantise import check
 
 
 def supports(source: Pool, target: Pool) -> bool:
-    """Whether ``requantise_triton`` can take these."""
+    """Return whether ``requantise_triton`` takes these pools."""
     return target.precision.quantised and source.precision not in (Precision.FP4, target.precision)
 
 
@@ -65,7 +65,7 @@ def _convert(old, old_scale, new, new_scale, exponent, unit, new_unit, VALUES: t
 @triton.jit
 def _block(old, old_scale, unit, first, VALUES: tl.constexpr, T: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
            NATIVE: tl.constexpr):
-    """Places from ``first`` on as a quantised page has them: keys (BLOCK, D), values (D, BLOCK)."""
+    """Load places from ``first`` on as in a quantised page: keys (BLOCK, D), values (D, BLOCK)."""
     place = first + tl.arange(0, BLOCK)
     d = tl.arange(0, D)
     if old_scale is None:

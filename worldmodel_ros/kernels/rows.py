@@ -1,11 +1,10 @@
-"""What lies between the matrix products of a layer, rounded to FP8 row by row: the definitions, in plain PyTorch.
+"""The operations between a layer's matrix products, rounded to FP8 row by row: the definitions, in plain PyTorch.
 
-A row is a token. Its values become e4m3 under a scale of the row's own, with which its largest magnitude is 448,
-or under a given one, found by calibration, beyond which values saturate. A row that is not finite reads as not
-finite: a fault of the model must show.
+A row is a token. Its values become e4m3 under the row's own scale, with which its largest magnitude is 448, or under a given
+one, from calibration, beyond which values saturate. A non-finite row reads as non-finite: a fault of the model must show.
 
-Modulation (adaLN-Zero, Peebles and Xie 2023) is told per frame: where it has F rows and x has M, the first M / F
-rows of x are those of the first frame, and so on. All is computed in float32, whatever the type of the inputs.
+Modulation (adaLN-Zero, Peebles and Xie 2023) is given per frame: if it has F rows and x has M, the first M / F rows of x are
+those of the first frame, and so on. All is computed in float32, whatever the type of the inputs.
 """
 from __future__ import annotations
 
@@ -18,17 +17,17 @@ from torch.nn import functional as F
 
 from .quantise import FP8_MAX, SCALE_MIN, to_e4m3
 
-Rounded = tuple[Tensor, Tensor]  # e4m3 (M, K) and the rows' scales, float32 (M, 1): what an FP8 product takes
+Rounded = tuple[Tensor, Tensor]  # e4m3 (M, K) and the rows' scales, float32 (M, 1): the input of an FP8 product
 
 
 def row_kernels(x: Tensor) -> ModuleType:
-    """The module that has ``quantise_rows``, ``modulate_rows``, ``inverse_rms`` and ``gelu_rows`` for the device of x."""
-    # Triton is not there on every machine without a GPU.
+    """Return the module with ``quantise_rows``, ``modulate_rows``, ``inverse_rms`` and ``gelu_rows`` for the device of x."""
+    # Not every machine without a GPU has Triton.
     return import_module(f'{__name__}_triton' if x.is_cuda else __name__)
 
 
 def quantise_rows(x: Tensor, static: Tensor | None = None) -> Rounded:
-    """x (M, K) in e4m3, and scales (M, 1); ``static``, float32 () or (M, 1), is taken instead of the rows' own."""
+    """Return x (M, K) in e4m3, and scales (M, 1); ``static``, float32 () or (M, 1), replaces the rows' own."""
     x = x.float()
     if static is None:
         rounded, scales = to_e4m3(x[:, None])
@@ -41,14 +40,14 @@ def modulate_rows(x: Tensor, shift: Tensor, scale: Tensor, added: tuple[Tensor, 
                   fp8: bool = True, static: Tensor | None = None, eps: float = 1e-6, bound: Tensor | None = None,
                   film: tuple[Tensor, Tensor] | None = None, dtype: torch.dtype | None = None
                   ) -> tuple[Tensor, Rounded | Tensor, Tensor | None]:
-    """``add_rows`` with ``added``, y and gate, if any; that times 1 + a scale plus a shift for each value, ``film``, both
-    (M, D), if any (Perez et al. 2018); LayerNorm of that without weights, times 1 + scale, plus shift, both (F, D);
-    with ``fp8``, ``quantise_rows`` of that.
+    """Apply ``add_rows`` with ``added`` (y and gate), if any; FiLM (Perez et al. 2018) with ``film``, if any: times 1 + scale,
+    plus shift, both (M, D); LayerNorm without weights, times 1 + scale, plus shift, both (F, D); and with ``fp8``,
+    ``quantise_rows``.
 
-    Returns x (M, D) as it is before LayerNorm; the modulated rows, without ``fp8`` in ``dtype``, which is x's unless
-    given; and with ``bound`` scales (M, 1) by which the results of a product with these rows can be rounded, before
-    there are any, or None. ``bound``, float32 (2,), is a factor and an addend: no result exceeds the length of its row
-    times the one, plus the other.
+    Returns x (M, D) as it is before LayerNorm; the modulated rows, without ``fp8`` in ``dtype``, which is x's unless given; and
+    with ``bound``, scales (M, 1) by which the results of a product with these rows can be rounded before they exist, or None.
+    ``bound``, float32 (2,), is a factor and an addend: no result exceeds the length of its row times the first, plus the
+    second.
     """
     x, each = x if added is None else add_rows(x, *added), frame_length(x, shift)
     if film is not None:
@@ -63,23 +62,23 @@ def modulate_rows(x: Tensor, shift: Tensor, scale: Tensor, added: tuple[Tensor, 
 
 
 def inverse_rms(x: Tensor, eps: float = 1e-6) -> Tensor:
-    """What RMSNorm multiplies rows by: x (M, parts, D) to float32 (parts, M)."""
+    """Return RMSNorm's factors of rows: x (M, parts, D) to float32 (parts, M)."""
     return (x.float().square().mean(-1) + eps).rsqrt().t().contiguous()
 
 
 def add_rows(x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
-    """x + gate * y, for x and y (M, D) and gate (F, D), in x's type."""
+    """Return x + gate * y, for x and y (M, D) and gate (F, D), in x's type."""
     return (x.float() + gate.float().repeat_interleave(frame_length(x, gate), 0) * y.float()).to(x.dtype)
 
 
 def gelu_rows(x: Tensor, fp8: bool = True, static: Tensor | None = None) -> Rounded | Tensor:
-    """GELU in its tanh form of x (M, K); with ``fp8``, ``quantise_rows`` of that, else in x's type."""
+    """Return the tanh form of GELU of x (M, K); with ``fp8``, ``quantise_rows`` of that, else in x's type."""
     rows = F.gelu(x.float(), approximate='tanh')
     return quantise_rows(rows, static) if fp8 else rows.to(x.dtype)
 
 
 def frame_length(x: Tensor, modulation: Tensor) -> int:
-    """Rows of x (M, D) in each of the F frames; raises ValueError where they do not divide."""
+    """Return the number of rows of x (M, D) in each of the F frames; raises ValueError if they do not divide."""
     if not len(modulation) or len(x) % len(modulation):
         raise ValueError(f'{len(x)} rows are not {len(modulation)} frames of equally many tokens')
     return len(x) // len(modulation)

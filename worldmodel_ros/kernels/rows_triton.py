@@ -1,9 +1,9 @@
-"""The functions of ``rows`` with what follows or precedes them in one launch: each row is read once and written once.
+"""The functions of ``rows``, fused with what follows or precedes them: each row is read once and written once.
 
-A program has one row. Many of them are in flight on a processor at a time, most of one frame, whose modulation
-they find in its first-level cache; rows in a loop would keep the modulation in registers, and so only half as many
-loads in flight. Triton's blocks are powers of two: a row is several of them (``blocks``), since one that is large enough
-for 5,120 values would compute as many as 8,192.
+Each program has one row. Many are in flight on a processor at a time, mostly of one frame, whose modulation they find in its
+first-level cache; a loop over rows would keep the modulation in registers, and so halve the loads in flight. Triton's blocks
+are powers of two: a row is several of them (``blocks``), since one that is large enough for 5,120 values would compute as many
+as 8,192.
 """
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .rows import Rounded, frame_length
 
 
 def quantise_rows(x: Tensor, static: Tensor | None = None) -> Rounded:
-    """As in ``rows``, for x contiguous, as all here is checked to be."""
+    """As in ``rows``, for x contiguous, which is checked throughout this module."""
     return _each_row(x, True, static, gelu=False)
 
 
@@ -29,7 +29,7 @@ def modulate_rows(x: Tensor, shift: Tensor, scale: Tensor, added: tuple[Tensor, 
                   fp8: bool = True, static: Tensor | None = None, eps: float = 1e-6, bound: Tensor | None = None,
                   film: tuple[Tensor, Tensor] | None = None, dtype: torch.dtype | None = None
                   ) -> tuple[Tensor, Rounded | Tensor, Tensor | None]:
-    """As in ``rows``, for x, y and ``film`` contiguous, and shift, scale and gate with rows that are."""
+    """As in ``rows``, for contiguous x, y and ``film``, and shift, scale and gate with contiguous rows."""
     rows, width = x.shape
     y, gate = (None, None) if added is None else added
     film_scale, film_shift = (None, None) if film is None else film
@@ -70,7 +70,7 @@ def _each_row(x: Tensor, fp8: bool, static: Tensor | None, gelu: bool) -> Rounde
 
 
 def _check(whole: Sequence[Tensor | None], by_rows: Sequence[Tensor | None] = ()) -> None:
-    """Raise ValueError for what the kernels would read at wrong places."""
+    """Raise ValueError for what the kernels would read at wrong addresses."""
     for x in (*whole, *by_rows):
         if x is not None and (x.stride(-1) != 1 or (any(x is each for each in whole) and not x.is_contiguous())):
             raise ValueError(f'{tuple(x.shape)} with strides {x.stride()}: activations must be contiguous, and the '
@@ -78,7 +78,7 @@ def _check(whole: Sequence[Tensor | None], by_rows: Sequence[Tensor | None] = ()
 
 
 def results(x: Tensor, fp8: bool, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor | None]:
-    """Memory for rows like x, in e4m3 with their scales where ``fp8``."""
+    """Allocate rows like x, in e4m3 with their scales if ``fp8``."""
     if not fp8:
         return torch.empty_like(x, dtype=dtype), None
     return (torch.empty_like(x, dtype=torch.float8_e4m3fn),
@@ -86,18 +86,18 @@ def results(x: Tensor, fp8: bool, dtype: torch.dtype | None = None) -> tuple[Ten
 
 
 def _stride(static: Tensor | None) -> int:
-    """From one row's given scale to the next one's."""
+    """Return the stride from one row's given scale to the next one's."""
     return 0 if static is None or static.dim() == 0 else static.stride(0)
 
 
 def warps(width: int) -> int:
-    """Of the program of a row. 64 values to a thread: many more rows are in flight then than of few values (on an H200
+    """Return the warps of a row's program: 64 values per thread keep many more rows in flight than few values do (on an H200
     6 % faster than 16)."""
     return max(1, min(8, triton.next_power_of_2(width) // 2048))
 
 
 def blocks(width: int) -> dict[str, int]:
-    """How a row is cut: as many values as all threads take in one load of 16 bytes."""
+    """Return how a row is cut: as many values as all threads take in one load of 16 bytes."""
     block = 128 * warps(width)
     return {'BLOCK': block, 'BLOCKS': triton.cdiv(width, block)}
 
@@ -117,7 +117,7 @@ def gelu(x):
 @triton.jit
 def store_row(parts, out, scales, static, static_stride, largest, row, D: tl.constexpr, BLOCK: tl.constexpr,
               LIMIT: tl.constexpr, NATIVE: tl.constexpr):
-    """One row, of blocks that are zero beyond its D values, in the type of what it is to be. ``largest``: its magnitude."""
+    """Store one row, as blocks that are zero beyond its D values, in the output's type. ``largest``: its largest magnitude."""
     d = tl.arange(0, BLOCK)
     inverse = 1.0
     if scales is not None:
@@ -155,7 +155,7 @@ def _modulate(x, y, gate, film_scale, film_shift, shift, scale, total, out, scal
     row = tl.program_id(0).to(tl.int64)
     frame = row // each
     d = tl.arange(0, BLOCK)
-    # All that is read, first: what is written goes through a barrier, which no load is moved across.
+    # All loads first: stores go through a barrier, which no load is moved across.
     loaded = ()
     for part in tl.static_range(BLOCKS):
         loaded = loaded + (tl.load(x + row * D + part * BLOCK + d, mask=part * BLOCK + d < D, other=0.0).to(tl.float32),)
@@ -206,7 +206,7 @@ def _modulate(x, y, gate, film_scale, film_shift, shift, scale, total, out, scal
         squares += value * value
         largest = tl.maximum(largest, tl.abs(value))
         fault += value * 0.0
-    # Together, since warps wait for each other in every reduction: length, largest, and NaN where not all is finite.
+    # In one reduction, since warps wait for each other in each: length, largest, and NaN if not all is finite.
     if bound is not None:
         length, largest, fault = tl.reduce((squares, largest, fault), 0, _gathered)
         limit = tl.sqrt_rn(length) * tl.load(bound) + tl.load(bound + 1)

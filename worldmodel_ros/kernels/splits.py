@@ -1,4 +1,4 @@
-"""Attention whose keys were split: parts of one softmax, each with its log-sum-exp, are put together. The definition."""
+"""Merges attention over split keys, parts of one softmax with a log-sum-exp each: the definition."""
 from __future__ import annotations
 
 import torch
@@ -8,7 +8,7 @@ from .rows import Rounded, quantise_rows
 
 
 def merge(parts: Tensor, lse: Tensor, splits: int, tokens: int, fp8: bool = False) -> Tensor | Rounded:
-    """parts (splits * R, H, D), results for the same R queries, and the base-2 logarithms of their sums, float32
+    """Merge parts (splits * R, H, D), results for the same R queries, by the base-2 logarithms of their sums, float32
     (H, splits * R), to (tokens, H * D) for the first ``tokens`` queries, in parts' type; with ``fp8``,
     ``rows.quantise_rows`` of that."""
     weights = torch.softmax(lse.unflatten(1, (splits, -1)) * 0.6931471805599453, 1)  # (H, splits, R)
@@ -18,10 +18,10 @@ def merge(parts: Tensor, lse: Tensor, splits: int, tokens: int, fp8: bool = Fals
 
 
 def splits_for(items: int, processors: int, most: int = 4) -> int:
-    """Into how many parts the keys of ``items`` equal pieces of work are split, so that processors, which take whole
-    pieces, are done with as little idling as can be.
+    """Return how many parts to split the keys of ``items`` equal pieces of work into, so that processors, which take whole
+    pieces, idle as little as possible.
 
-    A part that gains anything is taken: merging costs little. With the 1,480 pieces of LingBot-World-Fast's chunk, an H200
+    Any gain is worth a split, as merging costs little. With the 1,480 pieces of LingBot-World-Fast's chunk, an H200
     (132 processors) needs 4.93, 4.43, 4.43 and 3.98 ms in bf16 and 3.70, 3.66, 3.56 and 3.38 ms in FP8 for 1 to 4 parts, and
     with the 444 of its small successor 1.33, 1.20, 1.25, 1.23 ms and 1.26, 1.12, 1.16, 1.07 ms
     (``benchmarks/results/wan_h200.json``).

@@ -14,16 +14,16 @@ def temporal_attention(q: Tensor, pools: list[Pool], lists: list[TileLists], fra
                        positions: Tensor | None = None, query_times: Tensor | None = None,
                        page_times: list[Tensor] | None = None, scale: float | None = None,
                        dtype: torch.dtype = torch.float32) -> Tensor:
-    """Each query token attends to the tokens at its own position of all frames that its column lists.
+    """Attend from each query token to the tokens at its own position in all frames that its column lists.
 
-    q (slabs * columns * T, H, D), slab after slab and in it tile after tile, as pages hold them; the slabs' tiles at
-    one place of the plane are a column, and row i of ``lists`` is what column i visits. A page holds ``frames`` frames,
-    token f * P + p being position p of frame f; P is T / frames, or positions[i] (columns,), int32, where tiles at the
-    border have fewer. The remaining places, beyond frames * P, hold nothing, and their result is zero.
+    q (slabs * columns * T, H, D), slab after slab and in it tile after tile, as pages hold them; the slabs' tiles at one place
+    of the plane are a column, and row i of ``lists`` is what column i visits. A page holds ``frames`` frames, token f * P + p
+    being position p of frame f; P is T / frames, or positions[i] (columns,), int32, where tiles at the border have fewer. The
+    remaining places, beyond frames * P, are empty, and their result is zero.
 
-    With ``query_times`` (slabs,) and ``page_times``, for each pool (listed pages,), all int32, the number of the first
-    frame of each query slab and of each listed page, a query sees no frame later than its own. Returns q's shape and
-    type; zeros for a query that sees nothing. ``scale`` as in ``reference.paged_attention``. Computed in ``dtype``.
+    With ``query_times`` (slabs,) and ``page_times``, for each pool (listed pages,), all int32, the number of the first frame of
+    each query slab and of each listed page, a query sees no frame later than its own. Returns q's shape and type; zeros for a
+    query that sees nothing. ``scale`` as in ``reference.paged_attention``. Computed in ``dtype``.
     """
     check(q, pools, lists, frames, positions, query_times, page_times)
     columns, tokens = lists[0].query_tiles, pools[0].page_tokens

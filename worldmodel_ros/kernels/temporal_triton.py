@@ -1,7 +1,7 @@
 """``temporal.temporal_attention`` in one launch, for CUDA GPUs from compute capability 8.0 on.
 
-A program has some positions of one column and head, and all query frames there, so that every key and value is read
-once. Through the tiles of ``attention_triton``, all but one logit in P would be computed for nothing.
+A program has some positions of one column and head, and all query frames there, so that every key and value is read once. With
+the tiles of ``attention_triton``, all but one logit in P would be computed for nothing.
 """
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def temporal_attention_triton(q: Tensor, pools: list[Pool], lists: list[TileList
     query_frames = len(q) // (columns * tokens) * frames
     if query_frames > MOST_FRAMES:
         raise ValueError(f'{query_frames} query frames: there can be {MOST_FRAMES} at once')
-    # Where there are no times, any tensor stands in for them.
+    # Without times, any tensor stands in for them.
     times = [table.pages for table in lists] if page_times is None else page_times
     arguments = arguments_by_kind(pools, [(table.starts, table.pages, table.lengths, time)
                                           for table, time in zip(lists, times, strict=True)])
-    # Where a tile has places that hold nothing, nothing is stored.
+    # Nothing is stored to the empty places of a tile.
     out = (torch.empty if positions is None else torch.zeros)(q.shape, dtype=q.dtype, device=q.device)
     rows = max(16, triton.next_power_of_2(query_frames))
     block = min(8, triton.next_power_of_2(tokens // frames), 8192 // (rows * dim))
@@ -52,8 +52,8 @@ def _temporal(q, out, plain, fp8, fp4, positions, query_times, q_token, q_head, 
               FRAMES: tl.constexpr, T: tl.constexpr, H: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
               ROWS: tl.constexpr, TYPE: tl.constexpr, NATIVE: tl.constexpr):
     column, head = tl.program_id(1), tl.program_id(2)
-    # Positions in the order in which quantised pages have their values, if a frame is made of whole groups: then
-    # neighbouring threads read neighbouring bytes.
+    # Positions in the order of the values in quantised pages, if a frame is whole groups: then neighbouring threads
+    # read neighbouring bytes.
     ORDERED: tl.constexpr = positions is None and T // FRAMES % 16 == 0
     position = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     width = T // FRAMES
@@ -92,7 +92,7 @@ def _temporal(q, out, plain, fp8, fp4, positions, query_times, q_token, q_head, 
 def _pool(acc, m, total, queries, last, pool, column, head, position, place, width, scale_log2, KIND: tl.constexpr,
           ORDERED: tl.constexpr, CAUSAL: tl.constexpr, FRAMES: tl.constexpr, T: tl.constexpr, H: tl.constexpr,
           D: tl.constexpr, BLOCK: tl.constexpr, TYPE: tl.constexpr, NATIVE: tl.constexpr):
-    """16 frames of a column's row at a time, whatever their pages: the least that a matrix product takes."""
+    """Visit a column's row 16 frames at a time, whatever their pages: the least that a matrix product takes."""
     KEYS: tl.constexpr = 16
     starts, pages, lengths, times = pool[0], pool[1], pool[2], pool[3]
     begin = tl.load(starts + column)
@@ -106,7 +106,7 @@ def _pool(acc, m, total, queries, last, pool, column, head, position, place, wid
         there = (token < tl.load(lengths + entry, mask=listed, other=0)[None, :]) & (position < width)[:, None]
         v_place = (index % FRAMES)[:, None] * width + place[None, :]
         if ORDERED:
-            # What a page holds beyond its valid tokens is finite, and weighs nothing. A mask would part the bytes.
+            # What a page holds beyond its valid tokens is finite, and has no weight. A mask would split the loads.
             v_there = listed[:, None]
             v_group = ((index % FRAMES) * width + tl.program_id(0) * BLOCK)[:, None]
         else:
@@ -124,7 +124,7 @@ def _pool(acc, m, total, queries, last, pool, column, head, position, place, wid
             visible = visible & (time[None, None, :] <= last[None, :, None])
         s = tl.where(visible, s, -float('inf'))
         top = tl.maximum(m, tl.max(s, 2))
-        # Where nothing was visible so far, -inf - -inf would not be a number.
+        # Where nothing was visible so far, -inf - -inf would be NaN.
         base = tl.where(top == -float('inf'), 0.0, top)
         p = tl.exp2(s - base[:, :, None])
         decay = tl.exp2(m - base)
@@ -139,10 +139,10 @@ def _pool(acc, m, total, queries, last, pool, column, head, position, place, wid
 @triton.jit
 def _load(pool, unit, token, there, v_place, v_there, v_group, KIND: tl.constexpr, T: tl.constexpr, D: tl.constexpr,
           BLOCK: tl.constexpr, KEYS: tl.constexpr, TYPE: tl.constexpr, NATIVE: tl.constexpr):
-    """Keys and values (positions, frames, D) of the tokens (positions, frames) of units (frames,); zero where none.
+    """Load keys and values (positions, frames, D) of the tokens (positions, frames) of units (frames,); zero where none.
 
-    Quantised values lie at v_place (frames, positions), where ``v_there``; v_group is a place in the same eight, and
-    has but one column if that is so for all positions.
+    Quantised values lie at v_place (frames, positions), where ``v_there``; v_group is a place in the same eight, with a single
+    column if all positions share it.
     """
     k, v = pool[4], pool[5]
     d = tl.arange(0, D)[None, None, :]
@@ -157,7 +157,7 @@ def _load(pool, unit, token, there, v_place, v_there, v_group, KIND: tl.constexp
         values = from_e4m3(tl.load(v + v_row * T + v_place[:, None, :], mask=v_mask, other=0), TYPE, NATIVE)
         values = tl.permute(values, (2, 0, 1))
     else:
-        # As words of eight values, of which every one has its sign somewhere in its word.
+        # As words of eight values, since a value's sign may be anywhere in its word.
         word = tl.load(k.to(tl.pointer_type(tl.uint32)) + k_row * (D // 8) + tl.arange(0, D // 8)[None, None, :],
                        mask=mask, other=0)
         power = tl.load(pool[8] + k_row * (D // 16) + tl.arange(0, D // 16)[None, None, :], mask=mask, other=0)
