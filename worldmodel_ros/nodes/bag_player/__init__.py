@@ -1,5 +1,5 @@
 """
-Plays a recorded drive into the graph, at its own rate or as fast as it is followed.
+Plays a recording into the ROS graph, in real time or at another rate.
 
 Reading the recording belongs to ``bags``.
 """

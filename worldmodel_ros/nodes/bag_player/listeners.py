@@ -1,4 +1,4 @@
-"""Knows when the subscribers of a bag are ready for its first message."""
+"""Tells when the subscribers of a bag are ready for its first message."""
 from __future__ import annotations
 
 import time
@@ -8,12 +8,12 @@ from lifecycle_msgs.srv import GetState
 from rclpy.node import Node
 from rclpy.publisher import Publisher
 
-_ANSWER = 1.0  # s; an answer may get lost while two nodes are finding each other
+_ANSWER = 1.0  # s; a response may get lost while two nodes discover each other
 _POLL = 0.01   # s
 
 
 class Listeners:
-    """The subscribers of what is played. Not to be asked by the thread that spins the node."""
+    """The subscribers of the played topics. Do not query it from the thread that spins the node."""
 
     def __init__(self, node: Node, outputs: Sequence[Publisher], wait_for: str) -> None:
         """
@@ -24,13 +24,13 @@ class Listeners:
         self._state = node.create_client(GetState, f'{wait_for}/get_state') if wait_for else None
 
     def missing(self) -> str:
-        """Return what is to be waited for, in words; '' if everybody is there."""
+        """Return what is still missing, in words; '' if everything is ready."""
         if self._state and not self._is_active():
             return f'{self._wait_for} to be active'
         images = self._outputs[0]
         if not images.get_subscription_count():
             return f'a subscriber to {images.topic_name}'
-        # In the graph, but not matched yet: it would miss the first messages.
+        # A subscriber that is in the graph but not matched yet would miss the first messages.
         unmatched = [output.topic_name for output in self._outputs
                      if output.get_subscription_count() < self._node.count_subscribers(output.topic_name)]
         return f'the subscribers to {", ".join(unmatched)} to be matched' if unmatched else ''

@@ -1,8 +1,8 @@
 """
-Plays what the world model takes of a rosbag2 over real topics, also where there is no ``ros2 bag play``.
+Publishes the world model's inputs from a rosbag2, also where ``ros2 bag play`` is not available.
 
-The messages go out as the bytes that were recorded. /clock says the time of receipt of each one right before it,
-so that with use_sim_time the ages of images and the executed actions come out as they did on the robot.
+Messages are published as the recorded bytes. Each one is preceded by its time of receipt on /clock, so that with
+use_sim_time image ages and executed actions come out as they did on the robot.
 """
 from __future__ import annotations
 
@@ -45,21 +45,21 @@ _TYPES = {IMAGE: Image, COMPRESSED_IMAGE: CompressedImage, CAMERA_INFO: CameraIn
           ODOMETRY: Odometry, TASK: Task}
 _STEP_TIMEOUT = 5.0    # s, for ~/play_next to see its message published
 _ACK_TIMEOUT = 2.0     # s, for the last messages to be received
-_LAST_ANSWER = 0.5     # s, for what follows from the last message
+_LAST_ANSWER = 0.5     # s, for responses to the last message
 _ENDING = 30.0         # s, from the end of the bag to that of the process
 _POLL = 0.1            # s
-_BEHIND = 0.02         # s, of lateness that is worth a warning
+_BEHIND = 0.02         # s, lateness above which a warning is logged
 
 
 def _end_this_process() -> None:
-    """Interrupt it. Who replays a bag waits for its end: one that does not come is made, with where each thread stands."""
+    """Interrupt this process; if it is still running after ``_ENDING`` s, dump the stack of each thread and exit."""
     faulthandler.dump_traceback_later(_ENDING, exit=True)
     signal.raise_signal(signal.SIGINT)
 
 
 class BagPlayer(Node):
     """
-    The node. When the bag has ended it calls ``on_end``, from a thread of its own: by default that ends the process.
+    The bag player node. At the end of the bag it calls ``on_end`` from its playing thread; by default that ends the process.
     ``failed`` tells whether it ended early.
     """
 
@@ -100,8 +100,7 @@ class BagPlayer(Node):
         return bag, parts(bag, mapping)
 
     def _output(self, part: Part) -> Publisher:
-        # Whatever was offered when it was recorded: reliable and, where a late joiner needs it, latched suits every
-        # subscriber.
+        # Reliable, and latched where a late joiner needs it, is compatible with every subscriber.
         recorded = any(qos.durability.name == 'TRANSIENT_LOCAL' for qos in part.topic.qos)
         durability = DurabilityPolicy.TRANSIENT_LOCAL if recorded or part.name in (GOAL, TASK) else DurabilityPolicy.VOLATILE
         return self.create_publisher(_TYPES[part.name], part.name, QoSProfile(
@@ -111,7 +110,7 @@ class BagPlayer(Node):
         try:
             if self._wait_for_listeners():
                 self._play()
-        except Exception as error:  # of the bag's files, say: it would go unreported
+        except Exception as error:  # such as a broken bag file; in a thread it would go unreported
             self.failed = True
             self.get_logger().fatal(f'playing ended early: {error!r}')
         self._time.finish()
@@ -119,13 +118,13 @@ class BagPlayer(Node):
             self._on_end()
 
     def _wait_for_listeners(self) -> bool:
-        """Return whether to play: False if the node is being ended."""
+        """Return whether to play; False if the node is shutting down."""
         end = time.monotonic() + self._settings['wait_s']
         while not self._time.stopped and (missing := self._listeners.missing()):
             if time.monotonic() >= end:
                 self._warn(f'waited {self._settings["wait_s"]:g} s for {missing}, which did not come: playing all the same')
                 break
-            self._publish_clock(self._bag.start_ns or 0)  # no node may have another time when the first image comes
+            self._publish_clock(self._bag.start_ns or 0)  # every node must be at this time when the first image arrives
             time.sleep(_POLL)
         return not self._time.stopped
 
@@ -143,7 +142,7 @@ class BagPlayer(Node):
         self.get_logger().info(f'played {played} messages of {self._bag.path} in {time.monotonic() - began:.1f} s')
 
     def _pass(self) -> int:
-        """Play the bag once and return how many messages that were."""
+        """Play the bag once; return the number of messages."""
         by_topic = {part.topic.name: part for part in self._parts}
         period, played, first, behind = 1.0 / self._settings['clock_hz'], 0, True, 0.0
         for record in self._bag.messages(by_topic):
@@ -213,7 +212,7 @@ class BagPlayer(Node):
 
 
 def main() -> int:
-    """Run the node until the bag has ended, or it is told to end."""
+    """Run the node until the end of the bag or a signal."""
     players: list[BagPlayer] = []
 
     def make() -> BagPlayer:

@@ -1,4 +1,4 @@
-"""The time of a bag that is being played: when what is due, and what /clock says, at any rate and while paused."""
+"""Playback time of a bag: when each message is due and what /clock says, at any rate and while paused."""
 from __future__ import annotations
 
 import threading
@@ -10,22 +10,21 @@ from worldmodel_ros.nodes.common.messages import NS
 
 class PlaybackTime:
     """
-    Bag time [ns] against steady time. The thread that plays waits in it; services and parameters steer it.
+    Maps steady time to bag time [ns]. The playing thread waits here; services and parameters control it.
 
-    Time runs from one message to the next and no further than a message that has not been played: whatever
-    happens on the way, what is read from /clock never goes back within one pass over the bag.
+    Time never runs past a message that has not been played, so /clock never goes back within one pass over the bag.
     """
 
     def __init__(self, rate: float, paused: bool, steady: Callable[[], float] = time.monotonic) -> None:
-        """``rate``: seconds of the bag in one second."""
+        """``rate``: bag seconds per second."""
         self._steady = steady
         self._changed = threading.Condition()
         self._rate, self._paused, self._stopped = rate, paused, False
-        self._steps = 0      # messages that are to be played although paused
+        self._steps = 0      # messages to play although paused
         self._played = 0     # messages let through
-        self._begun = False  # the first one is being waited for
+        self._begun = False  # waiting for the first message, or past it
         self._ended = False  # the last one has been played
-        self._bag, self._since = 0, steady()  # a bag time, and when it was
+        self._bag, self._since = 0, steady()  # a bag time and the corresponding steady time
 
     @property
     def paused(self) -> bool:
@@ -48,10 +47,10 @@ class PlaybackTime:
 
     def wait_for(self, bag_time: int, period: float, tick: Callable[[int], None]) -> bool:
         """
-        Wait until the message of that time is due, or asked for by ``step``; False: playing was stopped.
+        Wait until the message of that time is due or requested by ``step``; return False if playing was stopped.
 
-        Meanwhile ``tick`` is called with the time every ``period`` seconds, paused or not; never before a period is over,
-        which leaves subscribers of the clock that long to deal with the message before.
+        Meanwhile call ``tick`` with the time every ``period`` seconds, paused or not. The first call comes after a full
+        period, which leaves subscribers of the clock that long to process the previous message.
         """
         while True:
             with self._changed:
@@ -61,7 +60,7 @@ class PlaybackTime:
                 if self._stopped:
                     return False
                 if self._is_due(bag_time):
-                    if self._steps:  # the clock then stands at what was played
+                    if self._steps:  # the clock then stands at the played message
                         self._steps -= 1
                         self._set(bag_time)
                     return True
@@ -80,27 +79,27 @@ class PlaybackTime:
             self._changed.notify_all()
 
     def finish(self) -> None:
-        """Say that nothing more comes, so that no thread waits for a step."""
+        """Mark the end of the bag, so that no thread waits for a step."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
 
     def pause(self, paused: bool) -> None:
-        """Hold the time, or let it go on."""
+        """Pause or resume."""
         with self._changed:
             self._set(self._now())
             self._paused = paused
             self._changed.notify_all()
 
     def set_rate(self, rate: float) -> None:
-        """Go on from here at another rate."""
+        """Continue from here at another rate."""
         with self._changed:
             self._set(self._now())
             self._rate = rate
             self._changed.notify_all()
 
     def step(self, timeout: float) -> bool:
-        """Play the next message while paused, and wait until it is published; False: it was not."""
+        """Play the next message while paused and wait until it is published; return whether it was."""
         with self._changed:
             if not self._paused or not self._begun or self._ended:
                 return False
@@ -110,11 +109,11 @@ class PlaybackTime:
             self._changed.wait_for(lambda: self._played >= goal or self._ended, timeout)
             if self._played >= goal:
                 return True
-            self._steps = 0  # no thread waits for it any more
+            self._steps = 0  # drop the request
             return False
 
     def stop(self) -> None:
-        """End the wait of the playing thread, for good."""
+        """Stop playing for good; wakes the playing thread."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()

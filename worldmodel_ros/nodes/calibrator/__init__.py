@@ -1,5 +1,5 @@
 """
-Drives a robot through steps for ``worldmodel calibrate``, as long as a person holds a deadman, and hears its odometry.
+Drives a robot through step commands for ``worldmodel calibrate`` while a deadman switch is held, and records its odometry.
 
-What follows from that is ``worldmodel_ros.calibrate``'s.
+The fit belongs to ``worldmodel_ros.calibrate``.
 """

@@ -1,4 +1,4 @@
-"""The node that drives the steps of a calibration."""
+"""The node that commands the steps of a calibration."""
 
 import math
 import time
@@ -20,17 +20,17 @@ from worldmodel_ros.calibrate.recording import Signals
 from worldmodel_ros.inputs.odometry import Reading
 from worldmodel_ros.nodes.common.qos import COMMAND, ODOMETRY
 
-HELD = 0.3        # s, that a deadman counts for: a joystick whose radio is lost says nothing more
+HELD = 0.3        # s, for which a deadman message is valid: a joystick that loses its radio link falls silent
 _PATIENCE = 30.0  # s, for the deadman, the base and its odometry
-_STOPS = 5        # commands to stand, at the end and where it is let go
+_STOPS = 5        # stop commands, at the end and when the deadman is released
 _NS = 1e-9
 
 
 @dataclass(frozen=True)
 class Run:
     """
-    ``deadman``: topic of sensor_msgs/Joy, of which a ``button`` is held, or without one of std_msgs/Bool. ``speed`` [m/s] and
-    ``turn`` [rad/s] at most; ``stamped``: commands are TwistStamped; ``rounds`` of the pattern.
+    ``deadman``: topic of sensor_msgs/Joy whose ``button`` is held, or of std_msgs/Bool if ``button`` is None. ``speed`` [m/s]
+    and ``turn`` [rad/s]: maxima; ``stamped``: commands are TwistStamped; ``rounds`` of the pattern.
     """
 
     deadman: str
@@ -45,7 +45,7 @@ class Run:
 
 
 class Calibrator(Node):
-    """Commands the steps one by one; keeps what was sent and what odometry said, in ``commands`` and ``readings``."""
+    """Commands the steps one by one; keeps ``commands`` sent and odometry ``readings``."""
 
     def __init__(self, run: Run, context: Context) -> None:
         super().__init__('worldmodel_calibrate', context=context, namespace=run.namespace)
@@ -63,11 +63,11 @@ class Calibrator(Node):
 
     @property
     def is_held(self) -> bool:
-        """Whether the deadman was held within the last moments."""
+        """Whether the deadman was held within the last ``HELD`` seconds."""
         return time.monotonic() - self._held_at < HELD
 
     def waits_for(self) -> str:
-        """Return what is missing before anything may drive; '' if nothing is."""
+        """Return what is missing before the robot may move; '' if nothing is."""
         others = self.count_publishers(self._publisher.topic_name) - 1
         if others > 0:
             return f'no other publisher on {self._publisher.topic_name}, where there are {others}: end the gate'
@@ -99,10 +99,10 @@ class Calibrator(Node):
 
 def drive(run: Run, say: Callable[[str], None] = lambda text: None, context: Context | None = None) -> Signals:
     """
-    Drive the pattern once everything is there, and return what was commanded and measured.
+    Drive the pattern once everything is ready; return what was commanded and measured.
 
-    The robot is told to stand when the deadman is let go, when anything goes wrong, and at the end. Raises RuntimeError, with
-    the reason, where the pattern was not driven to its end.
+    The robot is stopped when the deadman is released, on any error, and at the end. Raises RuntimeError, with the reason, if
+    the pattern was not completed.
     """
     own = context is None
     context = context or Context()
@@ -118,14 +118,14 @@ def drive(run: Run, say: Callable[[str], None] = lambda text: None, context: Con
         for speed, turn in pattern.commands(run.rounds, run.speed, run.turn):
             node.send(speed, turn)
             due += pattern.PERIOD
-            while True:  # once at least: on a machine that is late the deadman counts no less
+            while True:  # at least once: check the deadman even when this process is late
                 executor.spin_once(timeout_sec=max(0.0, due - time.monotonic()))
                 if not node.is_held:
                     raise RuntimeError('the deadman was let go: the robot was told to stand, and nothing was fitted')
                 if time.monotonic() >= due:
                     break
     finally:
-        for _ in range(_STOPS if node.commands else 0):  # what never drove has nothing to say to a base that others command
+        for _ in range(_STOPS if node.commands else 0):  # without a command sent, another node may control the base
             node.send(0.0, 0.0)
             executor.spin_once(timeout_sec=pattern.PERIOD)
         executor.shutdown()

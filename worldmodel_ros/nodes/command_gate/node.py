@@ -1,12 +1,12 @@
 """
-The last check between a model and a robot: passes commands that are fresh, sound, in order and within limits.
+The last check between a model and a robot: passes commands that are fresh, valid, in order and within limits.
 
-Runs as a process of its own, without the model's libraries, so that neither a stall nor the death of the
-model's process can keep it from stopping the robot. What it decides, it decides in ``worldmodel_ros.safety``.
+Runs as a separate process, without the model's libraries, so that neither a stall nor a crash of the model's process can
+keep it from stopping the robot. The decisions are made in ``worldmodel_ros.safety``.
 
-What it hears is bounded before it is deserialised, and no field of it is trusted. DDS puts no bound on names and values,
-and tens of megabytes of them would take the thread that the watchdog has too for longer than a stop may take. So the
-subscriptions are raw, and the length is looked at first.
+Messages are bounded before they are deserialised, and no field is trusted. DDS does not bound names and values, and
+deserialising tens of megabytes would block the watchdog, which shares the thread, for longer than a stop may take. So the
+subscriptions are raw, and the length is checked first.
 """
 
 import sys
@@ -41,18 +41,18 @@ from worldmodel_ros.safety.motion import PositionMotion, Silences
 
 _STATUS_PERIOD = 0.1  # s
 _LOG_INTERVAL = 1.0  # s, between two log lines on refused chunks
-_STOP_SLACK = 0.01  # s after command_timeout_s, from which on a stop is told of in the diagnostics as late
-_FAREWELL = Duration(seconds=0.1)  # to let the last stop leave the process
+_STOP_SLACK = 0.01  # s after command_timeout_s, beyond which the diagnostics report a stop as late
+_FAREWELL = Duration(seconds=0.1)  # for the last stop to leave the process
 _OVERHEAD = 4096  # bytes, for the other fields and a frame_id
-_PER_NAME = 8     # bytes, its length and alignment
-MAX_JOINT_STATE = 65536  # bytes: some hundreds of joints, with speeds and efforts
+_PER_NAME = 8     # bytes, for length and alignment
+MAX_JOINT_STATE = 65536  # bytes: some hundreds of joints, with velocities and efforts
 _TIERS = {name: getattr(ActionChunk, name) for name in vars(ActionChunk) if name.startswith('TIER_')}
 
 
 class CommandGate(Node):
     """
-    Subscribes to action_chunk, and to joint_states where it commands positions; publishes the command, command_status
-    and /diagnostics; serves ~/reset.
+    Subscribes to action_chunk, and to joint_states if it commands positions; publishes the command, command_status and
+    /diagnostics; serves ~/reset.
     """
 
     def __init__(self) -> None:
@@ -74,8 +74,7 @@ class CommandGate(Node):
         if isinstance(self._gate.motion, PositionMotion):
             self.create_subscription(JointState, 'joint_states', self._on_joint_state, JOINT_STATES, raw=True)
         self.create_service(Trigger, '~/reset', self._on_reset)
-        # Not the node's clock: ROS time may stand still or be set back, and the watchdog must bark all the
-        # same.
+        # Not the node's clock: the watchdog must fire even if ROS time stands still or is set back.
         steady = Clock(clock_type=ClockType.STEADY_TIME)
         self.create_timer(parameters['watchdog_period_s'], self._on_tick, clock=steady)
         self.create_timer(_STATUS_PERIOD, self._publish_status, clock=steady)
@@ -84,7 +83,7 @@ class CommandGate(Node):
         realtime.apply(self.get_logger(), parameters['realtime_priority'], all_threads=True)
 
     def on_shutdown(self) -> None:
-        """Stop the robot and make sure that the message has left."""
+        """Stop the robot and wait until the message has left."""
         self._send(self._gate.halt('the gate is shutting down', time.monotonic()))
         self._announce()
         self._output.publisher.wait_for_all_acked(_FAREWELL)
@@ -93,7 +92,7 @@ class CommandGate(Node):
         before, command = self._gate.last_refusal, None
         chunk = read_chunk(data, self._max_chunk_bytes)
         if isinstance(chunk, Refusal):
-            # DDS has copied it all the same, however long it is. Another like it must not make a stop late.
+            # DDS has copied the message, however long. A series of them must not delay a stop.
             now = time.monotonic()
             self._send(self._gate.on_tick(now, ahead=now - self._watched_at))
             self._watched_at = time.monotonic()
@@ -129,7 +128,7 @@ class CommandGate(Node):
         if command:
             begun = time.monotonic()
             self._output.publish(command)
-            # From before a command leaves until what follows it has left.
+            # A silence lasts from before a command is sent until the next one has left.
             self._silences.end(time.monotonic())
             if command.stamp:
                 self._silences.begin(begun)
@@ -139,14 +138,14 @@ class CommandGate(Node):
         return policy.command_timeout + (policy.hold if policy.on_timeout == 'hold' else 0.0) + _STOP_SLACK
 
     def _announce(self) -> None:
-        """Publish the status where it has changed; only after the command, which must not wait for it."""
+        """Publish the status if it has changed. Call it after sending the command, which must not wait for it."""
         now = (self._gate.state, self._gate.reason, self._gate.first_reason)
         if now == self._announced:
             return
         (before, *_), self._announced = self._announced, now
         self._publish_status()
         if self._gate.state is not before:
-            # Two calls in two places: rclpy lets no line of code change its severity.
+            # Two separate calls, because rclpy does not let one call site change its severity.
             if self._gate.state is State.PASSING:
                 self.get_logger().info('commands pass')
             else:
@@ -196,12 +195,12 @@ class CommandGate(Node):
 
 
 def max_chunk_bytes(names: Sequence[str]) -> int:
-    """Return the length [bytes] of the longest ActionChunk that can be sound for the axes ``names``."""
+    """Return the length [bytes] of the longest ActionChunk that can be valid for the axes ``names``."""
     return _OVERHEAD + sum(len(name.encode()) + _PER_NAME for name in names) + 4 * MAX_ROWS * len(names)
 
 
 def read_chunk(data: bytes, max_bytes: int) -> Chunk | Refusal:
-    """Return the chunk of a serialised ActionChunk, or why it is none. A stop is one whatever its other fields hold."""
+    """Return the chunk of a serialised ActionChunk, or why it is refused. A stop is valid whatever its other fields hold."""
     message = _deserialise(data, ActionChunk, max_bytes)
     if isinstance(message, Refusal):
         return message
@@ -219,7 +218,7 @@ def read_chunk(data: bytes, max_bytes: int) -> Chunk | Refusal:
 
 
 def read_joint_state(data: bytes) -> JointState | Refusal:
-    """Return the message of a serialised JointState, or why it is none."""
+    """Return the message of a serialised JointState, or why it is refused."""
     return _deserialise(data, JointState, MAX_JOINT_STATE)
 
 
@@ -230,7 +229,7 @@ def _deserialise(data: bytes, kind: type, max_bytes: int) -> Any:
             'must not wait; send the beginning of the plan only, and no more joints than there are')
     try:
         return deserialize_message(data, kind)
-    except Exception as error:  # of rclpy's C++, which has a type of its own for each layer
+    except Exception as error:  # rclpy's C++ code raises different types in different layers
         text = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         return Refusal(
             Fault.SHAPE, f'{len(data)} bytes are no {kind.__name__} ({text}): build the publisher with the same message '
@@ -247,7 +246,7 @@ class CommandOutput(Protocol):
 
 
 class TwistStampedOutput:
-    """TwistStamped on cmd_vel, stamped with the observation (the robot can tell its age); 0 for a stop."""
+    """TwistStamped on cmd_vel, with the stamp of the observation, so that the robot can tell its age; 0 for a stop."""
 
     def __init__(self, node: Node, frame_id: str) -> None:
         self.publisher = node.create_publisher(TwistStamped, 'cmd_vel', COMMAND)
@@ -261,7 +260,7 @@ class TwistStampedOutput:
 
 
 class TwistOutput:
-    """Twist on cmd_vel, for bases without stamps. The base cannot tell how old a command is."""
+    """Twist on cmd_vel, for bases that take no stamps and so cannot tell how old a command is."""
 
     def __init__(self, node: Node) -> None:
         self.publisher = node.create_publisher(Twist, 'cmd_vel', COMMAND)
@@ -276,9 +275,9 @@ class JointTrajectoryOutput:
     """
     JointTrajectory on joint_trajectory, the whole chunk with explicit times.
 
-    The stamp is 0, which a joint_trajectory_controller reads as 'start now'. With the stamp of the
-    observation it would drop the points already past and hurry to catch up with the rest. The first point is
-    due one step from now, as the first action lasts one step.
+    The stamp is 0, which a joint_trajectory_controller reads as 'start now'. With the stamp of the observation it would drop
+    the points already past and rush to catch up with the rest. The first point is due one step from now, as the first action
+    lasts one step.
     """
 
     def __init__(self, node: Node, joint_names: Sequence[str]) -> None:
@@ -294,7 +293,7 @@ class JointTrajectoryOutput:
 
 
 class Float64MultiArrayOutput:
-    """Float64MultiArray on commands, for a forward_command_controller: the row for now, and no more."""
+    """Float64MultiArray on commands, for a forward_command_controller: the current row only."""
 
     def __init__(self, node: Node) -> None:
         self.publisher = node.create_publisher(Float64MultiArray, 'commands', COMMAND)
@@ -323,7 +322,7 @@ def _set_twist(twist: Twist, command: Command) -> None:
 
 
 def main() -> int:
-    """Run the gate until it is told to end."""
+    """Run the gate until SIGINT or SIGTERM."""
     unblock_output()
-    # Nor does it wait for a disk: what it says goes to standard output and /rosout, which launch and recorder write down.
+    # No log file, so that it never waits for a disk: launch and the recorder save standard output and /rosout.
     return run(CommandGate, args=[*sys.argv, '--ros-args', '--disable-external-lib-logs'])

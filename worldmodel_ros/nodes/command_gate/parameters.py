@@ -1,4 +1,4 @@
-"""What the parameters of the command gate mean for the state machine."""
+"""Builds the state machine's policy and limits from the command gate's parameters."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ TWIST_NAMES = ('linear.x', 'angular.z')
 
 
 def inconsistency(values: Mapping[str, Any]) -> str | None:
-    """Return why the parameters do not go together, or None."""
+    """Return why the parameters are inconsistent, or None."""
     try:
         make_policy(values)
         make_motion(values)
@@ -21,7 +21,7 @@ def inconsistency(values: Mapping[str, Any]) -> str | None:
 
 
 def make_policy(values: Mapping[str, Any]) -> Policy:
-    """Return the gate's policy. Raises ValueError for a combination that makes none."""
+    """Return the gate's policy. Raises ValueError for an invalid combination."""
     return Policy(
         deadline=values['deadline_s'], delivery_reserve=values['delivery_reserve_s'],
         future_tolerance=values['future_tolerance_s'], command_timeout=values['command_timeout_s'],
@@ -31,7 +31,7 @@ def make_policy(values: Mapping[str, Any]) -> Policy:
 
 
 def make_motion(values: Mapping[str, Any]) -> Motion:
-    """Return the motion of the chosen interface, with its limits. Raises ValueError where they clash."""
+    """Return the motion of the chosen interface, with its limits. Raises ValueError if they conflict."""
     output, interface = values['output'], values['interface']
     if output in TWIST_OUTPUTS and interface != 'velocity':
         raise ValueError(f'output {output} is a velocity: set interface to velocity')
@@ -45,14 +45,14 @@ def make_motion(values: Mapping[str, Any]) -> Motion:
 
 
 def retune(motion: Motion, values: Mapping[str, Any]) -> None:
-    """Have a motion in use go on by other limits."""
+    """Apply changed limits to a motion in use."""
     motion.limits, motion.interval = make_limits(values), values['command_interval_max_s']
     if isinstance(motion, PositionMotion):
         motion.joints.timeout = values['joint_state_timeout_s']
 
 
 def make_limits(values: Mapping[str, Any]) -> Limits:
-    """Return the limits of each axis. Raises ValueError where one is missing or impossible."""
+    """Return the limits of each axis. Raises ValueError if one is missing or impossible."""
     if values['output'] in TWIST_OUTPUTS:
         return TwistLimits(
             v_min=values['linear.x.min_velocity'], v_max=values['linear.x.max_velocity'],
@@ -69,5 +69,5 @@ def make_limits(values: Mapping[str, Any]) -> Limits:
 
 
 def axis_names(values: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names that a chunk must carry."""
+    """Return the axis names that a chunk must have."""
     return TWIST_NAMES if values['output'] in TWIST_OUTPUTS else values['joint_names']

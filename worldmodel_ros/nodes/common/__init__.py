@@ -1,5 +1,5 @@
 """
-What several nodes use: parameters, QoS, spinning, diagnostics, lifecycle and what-if clients.
+Code shared by several nodes: parameters, QoS, spinning, diagnostics, lifecycle and what-if clients.
 
-Whatever one node alone uses belongs to the folder of that node.
+Code of a single node belongs in the folder of that node.
 """

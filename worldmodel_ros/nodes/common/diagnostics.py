@@ -1,4 +1,4 @@
-"""What a node tells the operator: /diagnostics at regular intervals, and a count of everything it refused."""
+"""Diagnostics of a node: periodic reports on /diagnostics and a count of refused messages."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ ERROR, STALE = DiagnosticStatus.ERROR, DiagnosticStatus.STALE
 
 
 class Report(NamedTuple):
-    """The state of one part of a node: ``level`` OK, WARN, ERROR or STALE; ``message`` one line for a person."""
+    """The state of one part of a node. ``level``: OK, WARN, ERROR or STALE; ``message``: one line for the operator."""
 
     level: bytes
     message: str
@@ -27,8 +27,8 @@ class Diagnostics:
     """
     Publishes the reports of a node on /diagnostics, every ``period`` s.
 
-    ``tasks`` maps the name of a part to a callback that returns its Report. Stamped with the node's clock, but
-    paced by the steady one: diagnostics must not fall silent because /clock stands still.
+    ``tasks`` maps the name of a part to a callback that returns its Report. Reports are stamped with the node's clock, but
+    paced by the steady clock: diagnostics must not fall silent when /clock stands still.
     """
 
     def __init__(self, node: Node, tasks: Mapping[str, Callable[[], Report]], period: float) -> None:
@@ -38,7 +38,7 @@ class Diagnostics:
         self._timer = node.create_timer(period, self.publish, clock=Clock(clock_type=ClockType.STEADY_TIME))
 
     def publish(self) -> None:
-        """Publish now, for a change that should not wait."""
+        """Publish now, without waiting for the timer."""
         message = DiagnosticArray()
         message.header.stamp = self._node.get_clock().now().to_msg()
         name = self._node.get_fully_qualified_name().lstrip('/')
@@ -52,11 +52,11 @@ class Diagnostics:
 
 class Refusals:
     """
-    Counts refused messages by reason. Safe to use from several threads.
+    Counts refused messages by reason. Thread-safe.
 
-    A reason names the kind of fault ('camera/image_raw: wrong encoding'), not the particular message: what
-    varies belongs in the log. Beyond ``kinds`` distinct reasons the rest is counted as 'other', so that no
-    stream of broken messages can fill the memory.
+    A reason names the kind of fault ('camera/image_raw: wrong encoding'), not the particular message; details belong in the
+    log. Beyond ``kinds`` distinct reasons the rest is counted as 'other', so that no stream of broken messages can fill the
+    memory.
     """
 
     def __init__(self, kinds: int = 32) -> None:
@@ -65,7 +65,7 @@ class Refusals:
         self._lock = threading.Lock()
 
     def count(self, reason: str) -> int:
-        """Count one refusal and return how many there are of its reason."""
+        """Count one refusal and return the count of its reason."""
         with self._lock:
             if reason not in self._counts and len(self._counts) >= self._kinds:
                 reason = 'other'
@@ -79,7 +79,7 @@ class Refusals:
             return sum(self._counts.values())
 
     def values(self) -> dict[str, int]:
-        """Return {'refused: REASON': count}, as values for a Report."""
+        """Return ``{'refused: REASON': count}``, as values for a Report."""
         with self._lock:
             return {f'refused: {reason}': count for reason, count in self._counts.items()}
 

@@ -1,4 +1,4 @@
-"""A client of the action drive_to for a terminal."""
+"""Command-line client of the drive_to action."""
 
 import math
 import sys
@@ -25,8 +25,8 @@ _CANCEL = 2.0      # s, for the answer to a cancellation
 
 @dataclass(frozen=True)
 class Wanted:
-    """A goal: one of the name of an object, a ``place`` (x, y) [m], perhaps with a yaw [rad], in ``frame``, and an ``image``
-    uint8 (H, W, 3), RGB; given up after ``timeout`` s, 0: never."""
+    """A goal: the name of an object, a ``place`` (x, y) [m] or (x, y, yaw) [m, rad] in ``frame``, or an ``image``, uint8
+    (H, W, 3) RGB; aborted after ``timeout`` s, 0: never."""
 
     goal: str = ''
     place: Sequence[float] | None = None
@@ -35,7 +35,7 @@ class Wanted:
     timeout: float = 0.0
 
     def message(self) -> DriveTo.Goal:
-        """Return it for the action."""
+        """Return the goal message of the action."""
         told = DriveTo.Goal(goal=self.goal, timeout=self.timeout)
         if self.place is not None:
             told.pose.header.frame_id = self.frame
@@ -49,7 +49,7 @@ class Wanted:
 
 
 def drive_to(wanted: Wanted, namespace: str = '') -> int:
-    """Send a goal, and show what comes of it; return the exit code. Ctrl-C cancels it."""
+    """Send a goal, print feedback and result, and return the exit code. Ctrl-C cancels the goal."""
     rclpy.init(signal_handler_options=SignalHandlerOptions.NO)
     try:
         node = Node('worldmodel_drive_to', namespace=namespace)

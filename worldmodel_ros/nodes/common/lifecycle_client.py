@@ -12,7 +12,7 @@ ZERO_WHEN_INTERRUPTED = '--zero-when-interrupted'
 
 
 def _interrupted_code() -> int:
-    # From the bare words: an interrupt may come before they are parsed.
+    # From sys.argv: an interrupt may come before the arguments are parsed.
     return 0 if ZERO_WHEN_INTERRUPTED in sys.argv else 128 + signal.SIGINT
 
 
@@ -30,7 +30,7 @@ from rclpy.task import Future
 
 GOALS = ('unconfigured', 'inactive', 'active', 'finalized')  # labels of the primary states
 
-# From the goal and the present state to the next transition.
+# goal -> current state -> next transition
 _NEXT = {
     'active': {'unconfigured': Transition.TRANSITION_CONFIGURE, 'inactive': Transition.TRANSITION_ACTIVATE},
     'inactive': {'unconfigured': Transition.TRANSITION_CONFIGURE, 'active': Transition.TRANSITION_DEACTIVATE},
@@ -40,11 +40,11 @@ _NEXT = {
                   'active': Transition.TRANSITION_ACTIVE_SHUTDOWN}}
 
 _QUERY_TIMEOUT = 2.0    # s
-_CHANGE_TIMEOUT = 15.0  # s, after which the state is asked for instead
+_CHANGE_TIMEOUT = 15.0  # s, after which the state is queried instead
 _PAUSE = 0.1            # s, between two queries
-_LOOK = 0.5             # s, between two looks whether the context is still there
-_LATE_ANSWER = 0.5      # s, for an answer that comes after a state that was asked for later
-_IGNORED = 120.0        # s, in which a node that was asked has neither answered nor begun a transition
+_LOOK = 0.5             # s, between two checks that the context is valid
+_LATE_ANSWER = 0.5      # s, for a response that is overtaken by that of a later state query
+_IGNORED = 120.0        # s, after which a node that has neither answered nor begun a transition is given up
 _PROGRESS = 30.0        # s, between two reports that a node is still waited for
 
 
@@ -54,20 +54,19 @@ class LifecycleError(RuntimeError):
 
 class LifecycleClient:
     """
-    The lifecycle services of one node, for a caller that does not spin by itself.
+    The lifecycle services of one node, for a caller that does not spin itself.
 
-    A request is never trusted to arrive: a server that has just started may not know its client yet, and then
-    the answer is lost. So every call has a timeout, after which the state decides what is to do. A node that makes a
-    transition may be silent for as long as that takes, and says so before by its transition events; one that says nothing
-    has not got the request.
+    No request is trusted to arrive: a server that has just started may not have discovered its client yet, and then the
+    response is lost. So every call has a timeout, after which the state decides what to do next. A node may be silent during
+    a transition, but announces it by a transition event; one that announces nothing has not received the request.
     """
 
     def __init__(self, node: Node, target: str) -> None:
         self._target = target
         self._context = node.context
         self._events = 0        # transition events so far
-        self._changing = False  # the last one said that a transition has begun
-        # Before the clients: DDS announces them in this order, so that a node which has answered knows it, too.
+        self._changing = False  # the last event announced the start of a transition
+        # Before the clients: DDS announces endpoints in this order, so a node that has answered knows the subscription too.
         node.create_subscription(TransitionEvent, f'{target}/transition_event', self._on_event, 10)
         self._executor = SingleThreadedExecutor(context=node.context)
         self._executor.add_node(node)
@@ -75,21 +74,21 @@ class LifecycleClient:
         self._change_state = node.create_client(ChangeState, f'{target}/change_state')
 
     def state(self, timeout: float = _QUERY_TIMEOUT) -> str | None:
-        """Return the label of the node's state, None if it does not answer within ``timeout`` seconds."""
+        """Return the label of the node's state; None if it does not answer within ``timeout`` seconds."""
         response = self._call(self._get_state, GetState.Request(), timeout)
         return response.current_state.label if response is not None else None
 
     def bring_to(self, goal: str, timeout: float) -> None:
         """
-        Take the transitions that lead from the present state to ``goal``, one of GOALS.
+        Make the transitions from the current state to ``goal``, one of GOALS.
 
-        :raises LifecycleError: if a transition fails, none leads there, ``timeout`` seconds have passed, the node takes no
-            notice of requests for two minutes, or the node's context is shut down meanwhile.
+        :raises LifecycleError: if a transition fails, none leads there, ``timeout`` seconds have passed, the node ignores
+            requests for two minutes, or the node's context is shut down meanwhile.
         """
         began = told = time.monotonic()
         state = None
-        step: tuple[str, Future] | None = None  # from which state a transition was asked for, and its answer to come
-        ignored: float | None = None  # since when requests have been sent that nothing was heard of
+        step: tuple[str, Future] | None = None  # state from which a transition was requested, and the pending response
+        ignored: float | None = None  # since when requests have been ignored
         events = self._events
         while (left := began + timeout - time.monotonic()) > 0:
             if not self._context.ok():
@@ -98,8 +97,8 @@ class LifecycleClient:
             state = answer or state
             if state == goal:
                 return
-            # Silence may mean that the last transition is still being made, and rclpy lets a second request for it
-            # raise in the node: never act on a state that is only remembered.
+            # Silence may mean that the last transition is still in progress, and a second request for it would raise in an
+            # rclpy node: never act on a remembered state.
             if answer in GOALS:
                 if step is not None:
                     self._conclude(*step, goal, _LATE_ANSWER)
@@ -126,7 +125,7 @@ class LifecycleClient:
         self._changing = event.goal_state.label not in GOALS
 
     def _begin(self, state: str, goal: str, timeout: float) -> tuple[str, Future] | None:
-        """Ask for the next transition from a state; None: there is no node to ask."""
+        """Request the next transition from ``state``; return None if the service is not there."""
         transition = _NEXT[goal].get(state)
         if transition is None:
             raise LifecycleError(
@@ -138,15 +137,15 @@ class LifecycleClient:
         return state, self._change_state.call_async(request)
 
     def _conclude(self, state: str, future: Future, goal: str, timeout: float) -> None:
-        """Wait for the answer to a transition, which may be lost, and raise LifecycleError if it is that it failed."""
+        """Wait for the response to a transition request, which may be lost; raise LifecycleError if the transition failed."""
         self._wait(future, timeout)
-        # Another manager may have taken the same step in between; then there is nothing to complain of.
+        # Another manager may have made the same transition in between, which is no error.
         if future.done() and not future.result().success and self.state() in (state, None):
             raise LifecycleError(f'{self._target} refused or failed the transition from {state} towards '
                                  f'{goal}: its log says why')
 
     def _wait(self, future: Future, timeout: float) -> None:
-        """Wait for an answer, or until the context is shut down: looked at between waits, since one may miss being woken."""
+        """Wait for a response or for shutdown of the context, which is polled because a wait may miss the wake-up."""
         end = time.monotonic() + timeout
         while not future.done() and self._context.ok() and (left := end - time.monotonic()) > 0.0:
             self._executor.spin_until_future_complete(future, min(_LOOK, left))
@@ -167,7 +166,7 @@ def main(args: list[str] | None = None) -> int:
     """
     Run the command line; return 0 when the node is in the wanted state, else 1.
 
-    Interrupted by SIGINT it returns 130, or 0 where that was asked for.
+    After SIGINT it returns 130, or 0 with ``--zero-when-interrupted``.
     """
     parser = argparse.ArgumentParser(prog='lifecycle_client', description=__doc__)
     parser.add_argument('node', help='full name, such as /robot1/world_model_node')
@@ -182,8 +181,8 @@ def main(args: list[str] | None = None) -> int:
         nonlocal interrupted
         interrupted = True
 
-    # rclpy's own handler shuts the context down, which ends every wait at once; an exception could come anywhere, and rclpy
-    # does not clean up after one of these while it is being set up.
+    # rclpy's own handler shuts the context down, which ends every wait at once. An exception could come anywhere, and rclpy
+    # does not clean up after one during its initialisation.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     signal.signal(signal.SIGINT, interrupt)
     try:
@@ -202,7 +201,7 @@ def main(args: list[str] | None = None) -> int:
         return 1
     finally:
         rclpy.try_shutdown()
-        # A terminal and a launcher both send SIGINT; the second one may come while the interpreter ends.
+        # A terminal and a launcher both send SIGINT; the second may come while the interpreter shuts down.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

@@ -1,4 +1,4 @@
-"""Node parameters from one table: declared with descriptors, checked before they are set, applied after."""
+"""Node parameters from one table: declared with descriptors, checked before they are set, then applied."""
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -14,11 +14,11 @@ from worldmodel_ros.parameters.declaration import ALLOW_FAULTS, Param
 
 _INT64_MIN, _INT64_MAX = -2**63, 2**63 - 1
 _TYPES = {'string_array': Parameter.Type.STRING_ARRAY, 'double_array': Parameter.Type.DOUBLE_ARRAY,
-          'double': Parameter.Type.DOUBLE}  # that may be unset
+          'double': Parameter.Type.DOUBLE}  # types that may be unset
 
 
 class ParameterError(ValueError):
-    """The node cannot start with a parameter's value. The text says which, what is allowed, what to do."""
+    """The node cannot start with a parameter's value. The text says which, what is allowed, and what to do."""
 
 
 def descriptor(param: Param) -> ParameterDescriptor:
@@ -43,22 +43,20 @@ def descriptor(param: Param) -> ParameterDescriptor:
 
 class Parameters(Mapping):
     """
-    The parameters of a node (plain or lifecycle), read by name: ``parameters['deadline_s']``. Arrays read as
-    tuples.
+    The parameters of a node (plain or lifecycle), read by name: ``parameters['deadline_s']``. Arrays read as tuples.
 
-    A change is refused, with the reason, before anything is altered; it is applied by `on_change(name,
-    value)``, which is not called for the values that the node starts with. ``consistent` maps the values of all
-    parameters, as they would be after the change, to the reason for refusing the combination, or None;
-    parameters that depend on each other are changed together with ``set_parameters_atomically``. Do not keep it
-    in ``node._parameters``: that is rclpy's.
+    A change is refused, with the reason, before anything is altered. Accepted changes are passed to ``on_change(name,
+    value)``, which is not called for initial values. ``consistent`` maps the values of all parameters, as they would be after
+    the change, to the reason for refusing the combination, or None; parameters that depend on each other are changed together
+    with ``set_parameters_atomically``. Do not store this object as ``node._parameters``: rclpy uses that name.
 
-    The former name of a parameter is declared too, and has always the value of the new one. Who gives it, at the start or
-    later, is warned; both names with different values are refused.
+    The former name of a parameter is declared too and always has the value of the new one. Setting it, at start or later, logs
+    a warning; different values under the two names are refused.
 
-    Of the parameters that are a ``fault`` none is declared unless ALLOW_FAULTS, which must come before them, is true: they
-    cannot be set then, and read as their defaults.
+    ``fault`` parameters are declared only if ALLOW_FAULTS, which must precede them, is true; otherwise they cannot be set and
+    read as their defaults.
 
-    Raises ParameterError where a value that the node is started with is refused.
+    Raises ParameterError if an initial value is refused.
     """
 
     def __init__(
@@ -69,7 +67,7 @@ class Parameters(Mapping):
         self._on_change = on_change
         self._consistent = consistent
         self._values: dict[str, Any] = {}
-        self._new_names: dict[str, str] = {}  # by the former ones
+        self._new_names: dict[str, str] = {}  # by former name
         self._logger = node.get_logger()
         for param in params:
             if param.fault and not self._values[ALLOW_FAULTS.name]:
@@ -100,8 +98,8 @@ class Parameters(Mapping):
         return len(self._values)
 
     def _take_former(self, node: Node, param: Param) -> None:
-        """Give a parameter the value that its former name is given in a file or on the command line."""
-        given = node._parameter_overrides  # rclpy tells of what is given for a declared parameter alone
+        """Give a parameter the override of its former name from a file or the command line."""
+        given = node._parameter_overrides  # rclpy's public API tells the overrides of declared parameters only
         former, present = given.get(param.formerly), given.get(param.name)
         self._new_names[param.formerly] = param.name
         if former is None:
@@ -116,7 +114,7 @@ class Parameters(Mapping):
                              f'use {self._new_names[former]}')
 
     def _both_names(self, changes: list[Parameter]) -> list[Parameter]:
-        """Have a change of one of two names change the other one."""
+        """Apply a change of the new or former name to the other name as well."""
         given = {change.name for change in changes}
         former_names = {new: former for former, new in self._new_names.items()}
         result = list(changes)
@@ -144,7 +142,7 @@ class Parameters(Mapping):
 
     def _apply(self, changes: list[Parameter]) -> None:
         values = {change.name: _plain(change.value) for change in changes if change.name in self._params}
-        # All values first: on_change of one may read another that was set in the same request.
+        # All values first: on_change for one may read another that was set in the same request.
         self._values.update(values)
         if self._on_change:
             for name, value in values.items():
@@ -152,7 +150,7 @@ class Parameters(Mapping):
 
 
 def _default(node: Node, param: Param) -> Any:
-    if param.name in node._parameter_overrides:  # rclpy tells of what is given for a declared parameter alone
+    if param.name in node._parameter_overrides:  # rclpy's public API tells the overrides of declared parameters only
         raise ParameterError(f'{param.name} is given, and faults are not allowed: leave it out, or start the node with '
                              f'{ALLOW_FAULTS.name}:=true')
     return param.default

@@ -1,4 +1,4 @@
-"""Runs one node as a process: signals, executor, containment of exceptions, orderly end; and its slow services."""
+"""Runs one node as a process: signals, executor, exception containment and orderly shutdown; and its slow services."""
 
 import gc
 import os
@@ -25,21 +25,21 @@ from worldmodel_ros.nodes.common.parameters import ParameterError
 EXECUTOR_VARIABLE = 'WORLDMODEL_EXECUTOR'
 EXECUTORS = ('events', 'single')
 _LOG_INTERVAL = 5.0  # s, between two reports of the same exception
-_GUARD_PERIOD = 0.02  # s, between two looks at the wall clock
-_SET_BACK = 5_000_000  # ns; a clock that is slewed differs by less between two looks
+_GUARD_PERIOD = 0.02  # s, between two checks of the wall clock
+_SET_BACK = 5_000_000  # ns; a slewed clock differs by less between two checks
 _POLL_PERIOD = 0.1  # s, upper bound for noticing a signal while no callback runs
 
 
 class _Interrupted(BaseException):
-    """A signal came while the node was being built. No Exception: no handler on the way may swallow it."""
+    """A signal came while the node was being built. Not an Exception, so that no handler on the way swallows it."""
 
 
 class _Signals:
     """
     Turns SIGINT and SIGTERM into a request to stop.
 
-    rclpy's own handlers shut the context down at once, and then a last stop command could no longer be
-    published. Later signals are ignored: Ctrl-C in a terminal under ``ros2 launch`` arrives twice.
+    rclpy's own handlers shut the context down at once, so that a final stop command could not be published. Later signals
+    are ignored: Ctrl-C in a terminal under ``ros2 launch`` arrives twice.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class _Signals:
 
 
 class _Contained:
-    """Reports exceptions that callbacks let through: each place at once, then at most every few seconds."""
+    """Logs uncaught exceptions of callbacks: each place at once, then at most every few seconds."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -78,11 +78,11 @@ class _Contained:
 
 class _ClockGuard:
     """
-    Notices, by the steady clock, when the machine's wall clock is set back; ``set_back`` then, and the executor returns.
+    Detects, by the steady clock, that the machine's wall clock was set back; then sets ``set_back`` and wakes the executor.
 
-    The wheels of rclpy and rmw are built for an old C library, where a wait for a while is one until an instant of the wall
-    clock. One that has begun when that is set back by an hour lasts for an hour: no timer would run, not even the gate's
-    watchdog, and no signal be heeded. Only an executor that is made afterwards has no such wait in any of its threads.
+    The rclpy and rmw wheels are built for an old C library, which implements a timed wait as a wait until a wall-clock time. If
+    the clock is set back by an hour, a wait in progress lasts for an hour: no timer runs, not even the gate's watchdog, and no
+    signal is handled. Only a newly created executor is free of such waits in its threads.
     """
 
     def __init__(self, executor: Executor) -> None:
@@ -102,21 +102,20 @@ class _ClockGuard:
             now = wall_minus_steady()
             if now < before - _SET_BACK:
                 self.set_back = True
-            if self.set_back:  # until it is heeded
+            if self.set_back:  # until it is handled
                 self.executor.wake()
             before = now
 
 
 class ServiceThread:
     """
-    Serves what takes a while for a node, by a ``node``, an executor and a thread of its own.
+    Serves slow requests for a node, with a separate ``node``, executor and thread.
 
-    rclpy has no answer that is given later: on the owner's executor a request would hold up its messages.
+    rclpy has no deferred responses: on the owner's executor a request would hold up its messages.
     """
 
     def __init__(self, owner: Node, name: str, thread_name: str, prepare: Callable[[], object] = lambda: None) -> None:
-        """``name``: of the node that has the services, in the namespace of ``owner``. ``prepare`` is run first in the
-        thread."""
+        """``name``: of the node that has the services, in the namespace of ``owner``. ``prepare`` runs first in the thread."""
         # Without the global arguments: they would give it the owner's name.
         self.node = Node(name, namespace=owner.get_namespace(), context=owner.context, use_global_arguments=False,
                          enable_rosout=False, start_parameter_services=False)
@@ -126,7 +125,7 @@ class ServiceThread:
         self._thread = threading.Thread(target=self._serve, name=thread_name, daemon=True)
 
     def start(self) -> None:
-        """Start serving; return when ``prepare`` has run, and raise what it raises."""
+        """Start serving; return when ``prepare`` has run, or raise its exception."""
         self._thread.start()
         self._prepared.result()
 
@@ -151,11 +150,10 @@ class ServiceThread:
 
 def make_executor(kind: str | None = None) -> Executor:
     """
-    Return the executor ``kind``, or else the one that the environment names, or else 'events'.
+    Return the executor ``kind``, by default the one that the environment names, else 'events'.
 
-    The events executor does not rebuild a wait set for each callback: a node of two fast timers takes a third
-    of the processor time. Where this rclpy has none, 'single' takes its place. Raises ParameterError for an
-    unknown kind.
+    The events executor does not rebuild a wait set for each callback: a node with two fast timers takes a third of the
+    processor time. Falls back to 'single' if this rclpy has no events executor. Raises ParameterError for an unknown kind.
     """
     kind = kind or os.environ.get(EXECUTOR_VARIABLE) or 'events'
     if kind not in EXECUTORS:
@@ -174,13 +172,11 @@ def run(factory: Callable[[], Node], *, executor: str | None = None, args: list[
     """
     Build a node and run it until SIGINT or SIGTERM; return the exit code of the process.
 
-    0 after a signal, whenever it came; BAD_CONFIGURATION where a parameter is refused, or where the environment asks for DDS
-    security and there is none; 1 where the node could not be
-    built for another reason. An exception in a callback is
-    logged and counted (in ``node.refusals``, if there is one) and the node goes on. At the end, while
-    publishing is still possible, a lifecycle node is taken through its shutdown transition; of another node,
-    ``on_shutdown()`` is called, if it has one. To be called from the main thread, as the last thing of a process: both
-    signals are ignored afterwards.
+    The code is 0 after a signal, whenever it came; BAD_CONFIGURATION if a parameter is refused, or if the environment asks for
+    DDS security and there is none; 1 if the node could not be built for another reason. An exception in a callback is logged
+    and counted (in ``node.refusals``, if present), and the node goes on. At the end, while publishing is still possible, a
+    lifecycle node makes its shutdown transition; of any other node, ``on_shutdown()`` is called, if it has one. Call this from
+    the main thread, as the last action of a process: both signals are ignored afterwards.
     """
     signals = _Signals()
     node = None
@@ -190,14 +186,14 @@ def run(factory: Callable[[], Node], *, executor: str | None = None, args: list[
         rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
         node = factory()
         signals.building = False
-        # What lives now lives to the end. To walk it again took the simulated robot 105 ms on a slow machine, half a minute
-        # after its start, and the command of that moment came late.
+        # What exists now lives to the end. Traversing it in a later collection took the simulated robot 105 ms on a slow
+        # machine, half a minute after its start, and made a command late.
         gc.collect()
         gc.freeze()
         _spin(node, make_executor(executor), signals)
         return 0
     except _Interrupted:
-        # What has been built by half, in rclpy's C++ too, must not be taken down by half: that has ended in SIGSEGV.
+        # Tearing down a half-built node, with rclpy's C++ objects, has ended in SIGSEGV.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
@@ -212,14 +208,14 @@ def run(factory: Callable[[], Node], *, executor: str | None = None, args: list[
         if node is not None:
             node.destroy_node()
         rclpy.try_shutdown()
-        # A terminal and a launcher both send SIGINT: the second one may come while the interpreter ends, when handlers
-        # written in Python are gone and the default would turn a clean end into a failed one.
+        # A terminal and a launcher both send SIGINT: the second may come while the interpreter shuts down, when Python
+        # handlers are gone and the default one would turn a clean exit into a failure.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
 
 
 def _require_security(arguments: list[str]) -> None:
-    """Raise ParameterError where the node is told to be secure and cannot be."""
+    """Raise ParameterError if DDS security is requested but not available."""
     if dds_security.is_asked_for(os.environ):
         rclpy.get_rmw_implementation_identifier()  # loads it
         refusal = dds_security.refusal(arguments, os.environ, dds_security.loaded_library())
@@ -232,7 +228,7 @@ def _spin(node: Node, executor: Executor, signals: _Signals) -> None:
     guard = _ClockGuard(executor)
     executor.add_node(node)
     try:
-        # One callback at a time: an exception ends neither the loop nor the callbacks queued behind it.
+        # One callback at a time, so that an exception ends neither the loop nor the callbacks queued behind it.
         while not signals.stop and rclpy.ok():
             if guard.set_back:
                 guard.executor = executor = _replaced(executor, node)
@@ -263,7 +259,7 @@ def _replaced(executor: Executor, node: Node) -> Executor:
 
 def _say_goodbye(node: Node) -> None:
     if isinstance(node, LifecycleNode):
-        # Its on_shutdown(state) belongs to the transition, which also records the state.
+        # Not on_shutdown(state) directly: the transition calls it and also records the state.
         node.trigger_shutdown()
     elif hasattr(node, 'on_shutdown'):
         node.on_shutdown()

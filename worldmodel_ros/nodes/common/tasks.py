@@ -1,4 +1,4 @@
-"""Tasks as messages."""
+"""Conversion between tasks and messages."""
 
 from collections.abc import Mapping
 
@@ -11,11 +11,11 @@ _KINDS = {Touch: TermMessage.TOUCH, Reach: TermMessage.REACH, KeepDistance: Term
           PassBehind: TermMessage.PASS_BEHIND, Avoid: TermMessage.AVOID, Clearance: TermMessage.CLEARANCE,
           Time: TermMessage.TIME, StayIn: TermMessage.STAY_IN}
 
-AIMS = (TermMessage.TOUCH, TermMessage.REACH, TermMessage.KEEP_DISTANCE)  # kinds of terms that say what to drive to
+AIMS = (TermMessage.TOUCH, TermMessage.REACH, TermMessage.KEEP_DISTANCE)  # kinds of terms that name what to drive to
 
 
 def read_task(message: TaskMessage) -> Task:
-    """Return the task of a message, about the things that the robot knows. Raises TaskError."""
+    """Return the task of a message, whose targets must be objects that the robot knows. Raises TaskError."""
     told = [Told(term.kind, term.target, term.weight, term.distance, tuple(term.but), tuple(term.region),
                  tuple(term.place))
             for term in message.terms]
@@ -23,7 +23,7 @@ def read_task(message: TaskMessage) -> Task:
 
 
 def task_message(task: Task, names: Mapping[str, str]) -> TaskMessage:
-    """Return a task as a message; ``names``: what things are called there, where it differs."""
+    """Return a task as a message; ``names`` maps objects to their names in it, where they differ."""
     return TaskMessage(name=task.name, terms=[_term(term, names) for term in task.terms])
 
 

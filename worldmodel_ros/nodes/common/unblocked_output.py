@@ -1,10 +1,10 @@
 """
 Keeps a process from being blocked by the reader of its output.
 
-A log line is written by the thread that logs, under Python's lock: where the reader of a pipe has stopped (a launcher that
-hangs, a terminal on hold) and the pipe is full, the whole process blocks. A node whose work is to stop the robot in time must
-not. Here standard output and error go into non-blocking pipes of the process's own, and a thread hands on what comes out; what
-does not fit is dropped.
+A log line is written by the thread that logs, under the GIL: if the reader of a pipe has stopped (a hanging launcher, a
+paused terminal) and the pipe is full, the whole process blocks. A node that must stop the robot in time cannot allow that.
+Here standard output and error go into the process's own non-blocking pipes, and a thread forwards their content; what does not
+fit is dropped.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import fcntl
 import os
 import threading
 
-_CAPACITY = 1 << 20  # bytes, of each pipe: some thousands of lines, where the kernel allows it
-_FAREWELL = 0.5      # s, for the last lines to be handed on when the process ends
+_CAPACITY = 1 << 20  # bytes, of each pipe: some thousands of lines, if the kernel allows it
+_FAREWELL = 0.5      # s, for the last lines to be forwarded when the process ends
 _STREAMS = (1, 2)
 
 
 def unblock_output() -> None:
-    """Have nothing that is written to standard output or error wait for its reader. To be called once, before any logging."""
+    """Make writes to standard output and error independent of their reader. Call it once, before any logging."""
     threads = [_redirect(stream) for stream in _STREAMS]
 
     def hand_on_the_rest() -> None:
@@ -37,7 +37,7 @@ def _redirect(stream: int) -> threading.Thread:
     try:
         fcntl.fcntl(inlet, fcntl.F_SETPIPE_SZ, _CAPACITY)
     except OSError:
-        pass  # more than /proc/sys/fs/pipe-max-size: 64 kB it is
+        pass  # above /proc/sys/fs/pipe-max-size: keep the default of 64 kB
     os.set_blocking(inlet, False)
     os.dup2(inlet, stream)
     os.close(inlet)
@@ -52,4 +52,4 @@ def _hand_on(outlet: int, reader: int) -> None:
             while data:
                 data = data[os.write(reader, data):]
         except OSError:
-            return  # no process reads any more; the pipe fills up and stays so
+            return  # the reader is gone; the pipe fills up and further output is dropped

@@ -1,4 +1,4 @@
-"""Asks the model what would follow, and then the simulator what really follows, from the same observation."""
+"""What-if client: asks the model for predictions, then the simulator for the truth, from the same observation."""
 from __future__ import annotations
 
 import time
@@ -24,30 +24,30 @@ MODEL_NODE = 'world_model_node'
 ROBOT_NODE = 'sim_robot'
 IMAGE, COMPRESSED_IMAGE = 'camera/image_raw', 'camera/image_raw/compressed'
 PICTURE_SIZE = (64, 64)  # height and width of what the shipped model sees and predicts [pixels]
-PATIENCE = 10.0  # after which an unanswered question is given up [s]
-_OF_THE_MODEL = 0.8  # of the time for which a command waits; the rest is for images, and for the simulator's own answer
+PATIENCE = 10.0  # after which an unanswered request is given up [s]
+_OF_THE_MODEL = 0.8  # fraction of the timeout given to the model; the rest is for images and the simulator's answer
 
 
 class WhatIfClient:
-    """Asks one question at a time, without blocking; answers go to a callback, on the executor's thread."""
+    """Sends one request at a time, without blocking; ``on_answer`` is called on the executor's thread."""
 
     def __init__(self, node: Node, on_answer: Callable[[WhatIf], None], model: str, robot: str = '') -> None:
-        """``model`` and ``robot``: names of the nodes in the node's own namespace; no robot, no truth."""
+        """``model`` and ``robot``: names of nodes in the node's own namespace; without a robot there is no ground truth."""
         self._node = node
         self._on_answer = on_answer
         self._model = node.create_client(WhatIfService, f'{model}/what_if')
         self._robot = node.create_client(WhatIfService, f'{robot}/what_if') if robot else None
         self._asked: float | None = None
-        self.refusal = ''   # text of the newest answer that was a refusal
+        self.refusal = ''   # text of the newest refusal
 
     @property
     def reachable(self) -> bool:
-        """Whether the model's service is there."""
+        """Whether the model's service is available."""
         return self._model.service_is_ready()
 
     def ask(self, names: tuple[str, ...], goal: str, horizon: float, deadline: float = 0.0) -> bool:
-        """Ask; ``horizon`` and ``deadline``, for the model's answer, in s, 0 for the model's own. False: not asked; there is no
-        such service, or a question is open."""
+        """Send a request; ``horizon`` and ``deadline`` of the model's answer in s, 0: the model's default. Return False if the
+        service is not available or a request is pending."""
         if not self.reachable:
             return False
         if self._asked is not None and time.monotonic() - self._asked < PATIENCE:
@@ -71,7 +71,7 @@ class WhatIfClient:
         if self._robot is None or not self._robot.service_is_ready():
             self._finish(result())
             return
-        # The same sequences, whatever they were called: also a plan of the policy is then played for real.
+        # The actions themselves, not their names: so a plan of the policy is played in the simulator, too.
         question = WhatIfService.Request(
             actions=[b.actions for b in answer.branches], goal=goal, observation_stamp=answer.header.stamp)
         names = [b.name for b in answer.branches]
@@ -94,10 +94,10 @@ class WhatIfClient:
 def ask_once(names: tuple[str, ...], goal: str, horizon: float, namespace: str,
              timeout: float, images: tuple[str, str] = (IMAGE, COMPRESSED_IMAGE)) -> tuple[WhatIf, np.ndarray | None]:
     """
-    Ask a running system one question; returns the answer and the image it starts from, (H, W, 3) or None.
+    Send one request to a running system; return the answer and the image it starts from, (H, W, 3) or None.
 
-    ``images``: topics of the raw and of the compressed camera image; either will do. Most of ``timeout`` [s] is the model's.
-    Raises RuntimeError, with the remedy, when no answer comes within ``timeout`` seconds.
+    ``images``: topics of the raw and of the compressed camera image; one of them suffices. Most of ``timeout`` [s] is given to
+    the model. Raises RuntimeError, with the remedy, if the model refuses or no answer comes within ``timeout`` seconds.
     """
     rclpy.init(signal_handler_options=SignalHandlerOptions.NO)
     try:
@@ -112,7 +112,7 @@ def ask_once(names: tuple[str, ...], goal: str, horizon: float, namespace: str,
         while not answers and not client.refusal:
             if time.monotonic() > give_up:
                 raise RuntimeError(_silence(node, client, timeout, () if recent.images else images))
-            # With an image at hand, so that the one that the answer starts from is among those seen.
+            # Only once there is an image, so that the one that the answer starts from is among those received.
             asked = asked or (bool(recent.images) and client.ask(names, goal, horizon, _OF_THE_MODEL * timeout))
             rclpy.spin_once(node, timeout_sec=0.1)
         if not answers:
@@ -135,7 +135,7 @@ def _silence(node: Node, client: WhatIfClient, timeout: float, silent_images: tu
 
 
 def record_image(recording: Recording, message: Image | CompressedImage) -> None:
-    """Append a camera image, raw or compressed, at the size of the model's images; leave out one that is broken."""
+    """Append a camera image, raw or compressed, at the size of the model's images; skip it if it is broken."""
     try:
         image = read(message, PICTURE_SIZE)
     except ImageError:

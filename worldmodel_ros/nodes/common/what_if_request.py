@@ -1,4 +1,4 @@
-"""Reads requests of srv/WhatIf, for the nodes that answer them: the model's, and the simulated robot's."""
+"""Parses requests of srv/WhatIf, for the nodes that answer them: the model's and the simulated robot's."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -11,9 +11,9 @@ from worldmodel_ros.motion import MANEUVERS, maneuver
 from worldmodel_ros.msg import ActionChunk
 from worldmodel_ros.srv import WhatIf
 
-BASE = ('linear.x', 'angular.z')  # the action names that the named sequences are for
+BASE = ('linear.x', 'angular.z')  # the action names of named sequences
 POLICY = 'policy'
-_SHOWN = 60  # characters of what was sent
+_SHOWN = 60  # characters of the request in an error message
 
 
 class RequestError(ValueError):
@@ -23,11 +23,10 @@ class RequestError(ValueError):
 @dataclass(frozen=True)
 class Askable:
     """
-    What can be asked of a node.
+    What a node can be asked.
 
-    ``step_period`` [s]; ``action_names``, and the lowest and highest action (A,) that is executed [SI units];
-    ``goals``; ``max_steps`` that a branch of a given horizon may have; ``horizon`` [s] where a request leaves it open;
-    ``max_branches`` of a request.
+    ``step_period`` [s]; ``action_names``, and the lowest and highest action (A,) that is executed [SI units]; ``goals``;
+    ``max_steps`` of a branch; default ``horizon`` [s]; ``max_branches`` of a request.
     """
 
     step_period: float
@@ -42,22 +41,21 @@ class Askable:
 
 def branches(request: WhatIf.Request, askable: Askable) -> tuple[Branch, ...]:
     """
-    Return the branches of a request, at least one, in its order; actions None for ``policy``. Raises RequestError.
+    Return the branches of a request, at least one, in order; actions are None for ``policy``. Raises RequestError.
 
-    Named sequences last for the horizon, explicit ones as long as they are, but no longer than a horizon that is
-    given.
+    Named sequences last for the horizon; explicit ones keep their length, but are cut to the horizon if one is given.
     """
     count = len(request.names) + len(request.actions)
     if not count:
         raise RequestError(f'no branch: give names ({", ".join(MANEUVERS)}, {POLICY}) or explicit actions')
-    if count > askable.max_branches:  # before any is made
+    if count > askable.max_branches:  # before any is built
         raise RequestError(f'too long: {count} branches, and at most {askable.max_branches} of {askable.max_steps} steps '
                            'are imagined')
     return tuple(_branches(request, askable))
 
 
 def goal(request: WhatIf.Request, askable: Askable, default: str = '') -> str:
-    """Return the goal that a request is about, empty for none. Raises RequestError."""
+    """Return the goal of a request, empty for none. Raises RequestError."""
     chosen = request.goal or default
     if chosen and chosen not in askable.goals:
         raise RequestError(f'goal {chosen!r} is unknown: use one of {", ".join(askable.goals)}')
@@ -65,7 +63,7 @@ def goal(request: WhatIf.Request, askable: Askable, default: str = '') -> str:
 
 
 def allowed_time(request: WhatIf.Request) -> float:
-    """Return the time that a request allows for its answer [s], 0.0 for any. Raises RequestError."""
+    """Return the time that a request allows for its answer [s], 0.0 for no limit. Raises RequestError."""
     allowed = request.deadline.sec + request.deadline.nanosec / 1e9
     if allowed < 0.0:
         raise RequestError(f'deadline is {allowed} s: give a time from now on, or 0 for none')
@@ -96,7 +94,7 @@ def _branches(request: WhatIf.Request, askable: Askable) -> Iterator[Branch]:
 
 
 def _explicit(chunk: ActionChunk, askable: Askable, where: str, steps: float) -> np.ndarray:
-    """The first ``steps`` rows of a chunk at most."""
+    """Return at most the first ``steps`` rows of a chunk."""
     names = list(askable.action_names)
     if len(chunk.names) != len(names) or list(chunk.names) != names:
         shown = [name[:_SHOWN] for name in chunk.names[:len(names) + 1]]
@@ -112,5 +110,5 @@ def _explicit(chunk: ActionChunk, askable: Askable, where: str, steps: float) ->
     values = values[:rows * width]
     if not np.isfinite(values).all():
         raise RequestError(f'{where}: values must be finite')
-    # As the robot would: it does not go faster than it can either.
+    # As the robot does: it clips commands to its limits.
     return np.clip(values.reshape(-1, width), askable.action_low, askable.action_high).astype(np.float32)

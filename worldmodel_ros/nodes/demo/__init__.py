@@ -1,5 +1,5 @@
 """
-The observer of the demo: hears all topics, asks what-if questions, and fills a ``demo.recording.Recording``.
+The observer of the demo: subscribes to all topics, sends what-if requests, and fills a ``demo.recording.Recording``.
 
-Judging and drawing that belongs to ``demo``.
+Evaluating and plotting the recording belongs to ``demo``.
 """

@@ -1,4 +1,4 @@
-"""The demo's observer: records what goes over the topics, gives goals and asks what-if questions."""
+"""The demo's observer: records topics, sets goals and sends what-if requests."""
 from __future__ import annotations
 
 import json
@@ -29,15 +29,15 @@ from worldmodel_ros.nodes.common.qos import JUDGEMENTS, LATCHED, STATUS
 from worldmodel_ros.nodes.common.tasks import AIMS
 from worldmodel_ros.nodes.common.what_if_client import MODEL_NODE, ROBOT_NODE, WhatIfClient, record_image
 
-LATE_KEY = 'late'               # of the robot's diagnostics: commands that came too late, since the start
-LATENCIES_KEY = 'latencies_ms'  # of the robot's diagnostics: camera to command, of each since its last report
+LATE_KEY = 'late'               # in the robot's diagnostics: late commands since the start
+LATENCIES_KEY = 'latencies_ms'  # in the robot's diagnostics: camera to command, one per command since the last report
 
 
 class DemoObserver(Node):
     """
-    Appends to a Recording, from the first command on that answers an observation until ``finish``.
+    Appends to a Recording, from the first command that answers an observation until ``finish``.
 
-    Deeper queues than the system's own: an observer is to see every message, not just the newest.
+    Queues are deeper than the system's own: an observer must see every message, not just the newest.
     """
 
     def __init__(self, recording: Recording, namespace: str) -> None:
@@ -63,7 +63,7 @@ class DemoObserver(Node):
         self.create_subscription(DiagnosticArray, '/diagnostics', self._on_diagnostics, STATUS)
 
     def begin(self) -> None:
-        """From now on, the first command that answers an observation begins the recording."""
+        """Begin the recording with the next command that answers an observation."""
         self._asked = time.monotonic()
 
     def set_goal(self, goal: str) -> None:
@@ -71,22 +71,22 @@ class DemoObserver(Node):
         self._goal.publish(String(data=goal))
 
     def wait_for_command(self, timeout: float) -> bool:
-        """Wait for a command that answers an observation, and record from it on; False: none came."""
+        """Wait for the first command that answers an observation; return False if none came."""
         return self._driving.wait(timeout)
 
     def ask_what_if(self, names: tuple[str, ...], goal: str, horizon: float) -> None:
-        """Ask the model, then the simulator, without waiting; the answer appears in the recording."""
+        """Ask the model, then the simulator, without blocking; the answer is added to the recording."""
         self._what_if.ask(names, goal, horizon)
 
     def now(self) -> int:
-        """ROS time [ns]."""
+        """Return ROS time [ns]."""
         return self.get_clock().now().nanoseconds
 
     def finish(self, timeout: float) -> int | None:
         """
-        End the recording, take the goal away, and wait for the robot's next report.
+        End the recording, clear the goal, and wait for the robot's next report.
 
-        Returns how many commands the robot has counted as late since its start; None: it did not say.
+        Returns how many late commands the robot has counted since its start; None if no report came.
         """
         self._recording = False
         self.set_goal('')
@@ -100,7 +100,7 @@ class DemoObserver(Node):
         return f'{self.get_namespace().strip("/")}/{name}'.lstrip('/')
 
     def _on_command(self, message: TwistStamped, info: dict[str, int]) -> None:
-        # When DDS had it, by a thread that needs no Python: this process may itself be kept waiting.
+        # Stamped on reception by a DDS thread that needs no GIL, since this process may be delayed itself.
         received = self.now() - (time.time_ns() - info['received_timestamp'])
         stamp = nanoseconds(message.header.stamp)
         if stamp and not self._driving.is_set() and not math.isnan(self._asked):
@@ -150,7 +150,7 @@ class DemoObserver(Node):
     def _on_objects(self, message: MarkerArray) -> None:
         things = {f'{marker.ns}/{marker.id}': _thing(marker) for marker in message.markers}
         self.recording.things = things
-        # Of the first message since it began: what is told of the next room may overtake its begin.
+        # Only the first message since the room began: markers of the next room may arrive before its judgement does.
         if self.recording.rooms and not self.recording.rooms[-1].things:
             self.recording.rooms[-1].things = things
         movers = {thing.name: thing for key, thing in things.items() if key.startswith('movers/')}
@@ -182,11 +182,11 @@ class DemoObserver(Node):
 
 @contextmanager
 def observing(recording: Recording, namespace: str) -> Iterator[DemoObserver]:
-    """Run an observer on a thread of its own for as long as the block lasts; signals stay with the caller."""
+    """Run an observer on its own thread for the duration of the block; signals stay with the caller."""
     rclpy.init(signal_handler_options=SignalHandlerOptions.NO)
     try:
         node = DemoObserver(recording, namespace)
-        # The events executor cannot deliver the time of reception (a callback with message info fails in it).
+        # The events executor cannot deliver the reception time: a callback with message info fails in it.
         executor = SingleThreadedExecutor()
         executor.add_node(node)
         over = threading.Event()

@@ -1,5 +1,5 @@
 """
-Listens to how a simulated robot does its tasks.
+Listens to the task results of a simulated robot.
 
-The robot judges itself (``sim_robot``), by ``evaluate.control.judge``; what is made of it is ``cli.evaluate_control``.
+The robot judges itself (``sim_robot``) with ``evaluate.control.judge``; ``cli.evaluate_control`` evaluates the results.
 """

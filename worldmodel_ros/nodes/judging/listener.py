@@ -1,4 +1,4 @@
-"""Hears the judgements of a simulated robot, and what its commands were decided with."""
+"""Collects the judgements of a simulated robot, and how its commands were decided."""
 from __future__ import annotations
 
 import json
@@ -22,9 +22,9 @@ from worldmodel_ros.nodes.common.qos import JUDGEMENTS, STATUS
 
 @dataclass
 class Heard:
-    """``ended``: judgements of episodes that are over, see ``sim_robot.tasks``. ``tiers``: observations by what they were
-    answered with, ``chosen``: decisions by what was chosen. ``latencies``: from camera to command at the robot, s. ``vetoed``:
-    candidates, of ``compared``."""
+    """``ended``: judgements of finished episodes, see ``sim_robot.tasks``. ``tiers``: number of observations per tier of the
+    answer; ``chosen``: number of decisions per chosen candidate. ``latencies``: camera to command at the robot [s].
+    ``vetoed``: number of candidates vetoed, out of ``compared``."""
 
     ended: list[dict] = field(default_factory=list)
     tiers: Counter = field(default_factory=Counter)
@@ -35,7 +35,7 @@ class Heard:
 
 
 class Listener(Node):
-    """Fills in what is ``heard`` since ``begin``."""
+    """Collects in ``heard`` what has come since ``begin``."""
 
     def __init__(self, namespace: str) -> None:
         super().__init__('judging', namespace=namespace)
@@ -47,12 +47,12 @@ class Listener(Node):
         self.create_subscription(DiagnosticArray, '/diagnostics', self._on_diagnostics, STATUS)
 
     def begin(self) -> None:
-        """Forget what was heard."""
+        """Discard what was collected."""
         with self._changed:
             self.heard = Heard()
 
     def wait(self, count: int, seconds: float) -> bool:
-        """Wait until so many episodes have ended; False: not within so many s after the one before."""
+        """Wait until ``count`` episodes have ended; return False if one takes more than ``seconds`` after the one before."""
         with self._changed:
             while (ended := len(self.heard.ended)) < count:
                 if not self._changed.wait_for(lambda: len(self.heard.ended) > ended, seconds):
@@ -83,7 +83,7 @@ class Listener(Node):
 
 @contextmanager
 def listening(namespace: str) -> Iterator[Listener]:
-    """Run a listener on a thread of its own for as long as the block lasts; signals stay with the caller."""
+    """Run a listener on its own thread for the duration of the block; signals stay with the caller."""
     rclpy.init(signal_handler_options=SignalHandlerOptions.NO)
     try:
         node, executor, over = Listener(namespace), SingleThreadedExecutor(), threading.Event()

@@ -1,4 +1,4 @@
-"""What waits to be written to disk: bounded in bytes, so that a slow disk costs messages and never the memory."""
+"""Queue of messages to write to disk, bounded in bytes: a slow disk costs messages, never memory."""
 from __future__ import annotations
 
 import threading
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Received(NamedTuple):
-    """One serialised message, and when it was received [ns, ROS time]."""
+    """One serialised message and its time of receipt [ns, ROS time]."""
 
     topic: str
     time: int
@@ -15,7 +15,7 @@ class Received(NamedTuple):
 
 
 class Backlog:
-    """A queue between the thread that receives and the one that writes. The newest messages are the ones kept."""
+    """A queue between the receiving and the writing thread. When full, it keeps the newest messages."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max = max_bytes
@@ -27,11 +27,11 @@ class Backlog:
 
     @property
     def bytes(self) -> int:
-        """Bytes that wait."""
+        """Bytes in the queue."""
         return self._bytes
 
     def put(self, message: Received) -> None:
-        """Take a message, and drop the oldest ones that then have no room. Never waits."""
+        """Add a message, and drop the oldest ones if there is no room. Never blocks."""
         with self._changed:
             self._waiting.append(message)
             self._bytes += len(message.data)
@@ -42,7 +42,7 @@ class Backlog:
             self._changed.notify()
 
     def get(self) -> Received | None:
-        """Wait for the oldest message; None: the backlog is closed and empty."""
+        """Wait for the oldest message and return it; None if the backlog is closed and empty."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closed)
             if not self._waiting:
@@ -52,7 +52,7 @@ class Backlog:
             return message
 
     def close(self) -> None:
-        """Let ``get`` end once everything has been taken."""
+        """Let ``get`` return None once the queue is empty."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

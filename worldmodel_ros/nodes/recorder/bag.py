@@ -1,4 +1,4 @@
-"""Writes a rosbag2 folder of MCAP files, split by size, that ``ros2 bag`` and Foxglove open."""
+"""Writes rosbag2 folders of MCAP files, split by size, which ``ros2 bag`` and Foxglove can open."""
 from __future__ import annotations
 
 import os
@@ -11,12 +11,12 @@ import yaml
 from mcap.writer import CompressionType, Writer
 
 _VERSION = 9  # of rosbag2's metadata, as Jazzy writes it
-_CHUNK = 256 * 1024  # bytes, at most that a killed recorder loses
+_CHUNK = 256 * 1024  # bytes; a killed recorder loses at most one chunk
 
 
 @dataclass(frozen=True)
 class TopicDescription:
-    """What a bag tells of a topic: its type with the full ``definition``, and the QoS that was offered."""
+    """What a bag stores about a topic: its type with the full ``definition``, and the offered QoS."""
 
     name: str
     type: str
@@ -45,17 +45,17 @@ class _File:
 
 class BagWriter:
     """
-    A bag that is being written. Not safe for use from two threads at once, but for ``add_topic``.
+    A bag being written. Not thread-safe, except ``add_topic``.
 
-    Every file but the one being written is complete at any time, so that a crash costs at most a chunk of messages,
-    the index of one file (``mcap recover`` brings it back) and metadata.yaml (``ros2 bag reindex`` writes it again).
+    Every file but the current one is complete at any time, so a crash costs at most a chunk of messages, the index of one
+    file (``mcap recover`` restores it) and metadata.yaml (``ros2 bag reindex`` restores it).
     """
 
     def __init__(self, folder: Path, max_file_bytes: int = 0) -> None:
         """
-        :param folder: made; files are named after it.
-        :param max_file_bytes: a file that has grown to this is closed and the next one begun; 0: one file.
-        :raises FileExistsError: if there is anything in the folder already.
+        :param folder: created; files are named after it.
+        :param max_file_bytes: size at which the next file is begun; 0: a single file.
+        :raises FileExistsError: if the folder is not empty.
         """
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise FileExistsError(f'{folder} exists already: a recording never overwrites another, name a new folder')
@@ -72,15 +72,15 @@ class BagWriter:
 
     @property
     def bytes_written(self) -> int:
-        """Size of all files [bytes], without the chunk that is being filled."""
+        """Size of all files [bytes], without the chunk being filled."""
         return sum(file.path.stat().st_size if file.stream.closed else file.stream.tell() for file in self._files)
 
     def add_topic(self, topic: TopicDescription) -> None:
-        """Make a topic known; a second time is of no consequence. From any thread."""
+        """Add a topic; has no effect if it was added before. Thread-safe."""
         self._topics.setdefault(topic.name, topic)
 
     def write(self, topic: str, time: int, data: bytes) -> None:
-        """Write one serialised message (CDR) of a topic that was added, received at ``time`` [ns, ROS time]."""
+        """Write one serialised message (CDR) of an added topic, received at ``time`` [ns, ROS time]."""
         if self._max and self._files[-1].stream.tell() >= self._max:
             self._end()
             self._begin()
@@ -92,7 +92,7 @@ class BagWriter:
         file.writer.add_message(channel, time, data, time)
 
     def close(self) -> None:
-        """Complete the last file and write metadata.yaml; a second time is of no consequence."""
+        """Complete the last file and write metadata.yaml; a second call has no effect."""
         if self._files[-1].stream.closed:
             return
         self._end()
@@ -104,19 +104,19 @@ class BagWriter:
     def _begin(self) -> None:
         path = self._folder / f'{self._folder.name}_{len(self._files)}.mcap'
         stream = path.open('wb')
-        # No compression, as rosbag2 by default: cores are for the robot, and JPEG does not get smaller.
+        # No compression, like rosbag2 by default: cores are for the robot, and JPEG does not get smaller.
         writer = Writer(stream, chunk_size=_CHUNK, compression=CompressionType.NONE)
         writer.start(profile='ros2', library='worldmodel_ros')
         self._files.append(_File(path, stream, writer))
 
     def _end(self) -> None:
         file = self._files[-1]
-        # For ``ros2 bag`` on this file alone.
+        # So that ``ros2 bag`` can open this file alone.
         own = yaml.safe_dump(self._information([file]), sort_keys=False)
         file.writer.add_metadata('rosbag2', {'serialized_metadata': own})
         file.writer.finish()
         file.stream.flush()
-        os.fsync(file.stream.fileno())  # complete is what the disk has: its failure is reported now or never
+        os.fsync(file.stream.fileno())  # a file counts as complete only on disk, and a disk failure is reported here or never
         file.stream.close()
 
     def _open_channel(self, topic: TopicDescription) -> int:

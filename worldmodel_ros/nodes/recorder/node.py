@@ -1,8 +1,8 @@
 """
-Records what goes into the world model and what comes out of it, to a rosbag2 of MCAP files.
+Records the world model's inputs and outputs to a rosbag2 of MCAP files.
 
-A process of its own that no other waits for: messages are taken as bytes, wait in a bounded queue, and are
-written by a thread. What the disk cannot keep up with is dropped, oldest first, and counted.
+Runs as a separate process that no other waits for: messages are taken as bytes, put into a bounded queue, and written by a
+thread. If the disk cannot keep up, messages are dropped, oldest first, and counted.
 """
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from worldmodel_ros.parameters.declaration import DIAGNOSTICS_PERIOD
 from worldmodel_ros.parameters.recorder import PARAMETERS
 
 MB = 10 ** 6
-_DISCOVERY_PERIOD = 0.2  # s; what is published before a topic is discovered is not in the bag
+_DISCOVERY_PERIOD = 0.2  # s; messages published before their topic is discovered are not recorded
 _PATIENCE = 10.0  # s, after which a topic without a publisher is reported
-_DEPTH = 100  # messages of a topic that DDS keeps until they are taken: 10 s of most, for a process that has to wait for a core
-_TOLD = 0.2  # s, between two looks at the bag while it is written to
-_RECEIVED = 0.1  # s, in which DDS's threads receive what the system has for them: they wait for a core as this one does
+_DEPTH = 100  # messages of a topic that DDS keeps until taken: 10 s of most topics, for when this process waits for a core
+_TOLD = 0.2  # s, between two updates of the reported counts while writing
+_RECEIVED = 0.1  # s, for DDS threads to receive pending data: they may be waiting for a core, too
 
 
 class _Recorded(NamedTuple):
-    """A topic that is subscribed to."""
+    """A recorded topic."""
 
     subscription: Subscription
     qos: QoSProfile
@@ -50,30 +50,30 @@ class _Recorded(NamedTuple):
 
 class Numbers:
     """
-    Counts the messages of a topic that its publisher has numbered and DDS has not handed over.
+    Counts lost messages of a topic: those that its publisher has numbered and DDS has not delivered.
 
-    DDS numbers the messages of each publisher and does not say whose number it is. So what is missing between two numbers
-    counts only where two looks, before and after, have found one publisher, the same one.
+    DDS numbers the messages of each publisher but does not tell whose number it is. So a gap counts only if the topic had one
+    and the same publisher at the checks before and after it.
     """
 
     def __init__(self) -> None:
         self.missed = 0
-        self._missing = 0  # since the last look
+        self._missing = 0  # since the last check
         self._last: int | None = None
         self._publisher: tuple[int, ...] | None = None
 
     def take(self, number: int | None) -> None:
-        """Take in the number of a message; None where DDS does not number them."""
+        """Process the sequence number of a message; None if DDS gives none."""
         if number is None:
             return
         if self._last is None or number > self._last:
             self._missing += 0 if self._last is None else number - self._last - 1
             self._last = number
-        else:  # one that was overtaken
+        else:  # out of order: it was counted as missing before
             self._missing -= 1
 
     def look(self, publishers: Sequence[tuple[int, ...]]) -> None:
-        """Take in who publishes the topic now, by their global identifiers."""
+        """Process the current publishers of the topic, as global identifiers."""
         publisher = publishers[0] if len(publishers) == 1 else None
         if publisher is not None and publisher == self._publisher:
             self.missed += max(0, self._missing)
@@ -83,7 +83,7 @@ class Numbers:
 
 
 class Recorder(Node):
-    """The node. It records from its construction to ``on_shutdown``."""
+    """The recorder node. It records from construction to ``on_shutdown``."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__('recorder', **options)
@@ -97,14 +97,14 @@ class Recorder(Node):
         self._topics = {name: self.resolve_topic_name(name) for name in settings['topics']}  # as listed -> as remapped
         self._optional = {self.resolve_topic_name(name) for name in settings['optional_topics']}
         self._recorded: dict[str, _Recorded] = {}
-        self._refused: dict[str, str] = {}  # topic -> why it, or some of its messages, cannot be recorded
+        self._refused: dict[str, str] = {}  # topic -> why it, or part of its messages, cannot be recorded
         self._numbers: defaultdict[str, Numbers] = defaultdict(Numbers)
-        self._types: dict[str, set[str]] = {}  # of the publishers of a topic, at the last look
+        self._types: dict[str, set[str]] = {}  # of the publishers of a topic, at the last check
         self._began = time.monotonic()
         self._complained = False
         self._failure = ''
-        self._lock = threading.Lock()  # of the bag: held while the disk is waited for, so that the executor never takes it
-        self._written = Counter(), 0  # messages by topic, and bytes, as the writer last told
+        self._lock = threading.Lock()  # of the bag; held during disk writes, so the executor must never block on it
+        self._written = Counter(), 0  # messages by topic, and bytes, at the last update
         self._told = -math.inf
         self._writer = threading.Thread(target=self._write, name='writing', daemon=True)
         self._writer.start()
@@ -113,7 +113,7 @@ class Recorder(Node):
         self.get_logger().info(f'recording to {self.folder}')
 
     def on_shutdown(self) -> None:
-        """Write what waits, complete the bag, and say what is in it."""
+        """Write pending messages, complete the bag, and log its contents."""
         for pause in (_RECEIVED, 0.0):
             for topic, (subscription, *_) in self._recorded.items():
                 self._take_the_rest(topic, subscription)
@@ -143,7 +143,8 @@ class Recorder(Node):
                 self._follow(topic, have, publishers)
             elif publishers and topic not in self._refused:
                 types = {publisher.topic_type for publisher in publishers}
-                # Discovery tells of one publisher after the other: those of a moment later count as well.
+                # Publishers are discovered one after the other: begin only once their types have not changed since the
+                # last check.
                 if self._types.get(topic) == types:
                     self._begin(topic, publishers, hearing(publishers, _DEPTH))
                 self._types[topic] = types
@@ -158,23 +159,23 @@ class Recorder(Node):
         self._numbers[topic].look([tuple(publisher.endpoint_gid) for publisher in publishers])
 
     def _missed(self) -> Counter[str]:
-        """Return how many messages DDS has not handed over, by topic."""
+        """Return the number of messages that DDS has not delivered, by topic."""
         return Counter({topic: numbers.missed for topic, numbers in self._numbers.items() if numbers.missed})
 
     def _follow(self, topic: str, have: _Recorded, publishers: list[TopicEndpointInfo]) -> None:
-        """Hear those who have joined a topic that is recorded already, if they publish the same type."""
+        """Record publishers that have joined an already recorded topic, if they publish the same type."""
         other_types = sorted({publisher.topic_type for publisher in publishers} - {have.type})
         if other_types and topic not in self._refused:
             self._refused[topic] = f'only {have.type}, not what is published as {", ".join(other_types)}'
             self.get_logger().warning(f'{topic} is recorded as {self._refused[topic]}: end the wrong publisher')
         wanted = hearing([publisher for publisher in publishers if publisher.topic_type == have.type], _DEPTH)
         if _weaker(wanted, have.qos):
-            # A publisher that offers less has joined: the present subscription would not hear it.
+            # A publisher that offers less has joined: it is incompatible with the current subscription.
             self.destroy_subscription(have.subscription)
             self._subscribe(topic, have.type, wanted)
 
     def _missing(self) -> list[str]:
-        """Topics that should have a publisher, and have had none so far."""
+        """Return the topics that should have a publisher but have had none so far."""
         if time.monotonic() - self._began < _PATIENCE:
             return []
         there = {name for name, topic in self._topics.items() if topic in self._recorded or topic in self._refused}
@@ -204,16 +205,17 @@ class Recorder(Node):
         self._recorded[topic] = _Recorded(subscription, qos, type_name)
 
     def _on_message(self, topic: str, data: bytes, info: dict[str, int]) -> None:
-        # When DDS had it: this process may have been kept waiting since. With simulated time there is only now.
+        # The time of DDS's reception, as this process may have been delayed since. With simulated time, only the current time
+        # is known.
         clock = self.get_clock()
         self._numbers[topic].take(info['publication_sequence_number'])
         received = clock.now().nanoseconds if clock.ros_time_is_active else info['received_timestamp']
         self._backlog.put(Received(topic, received, data))
 
     def _take_the_rest(self, topic: str, subscription: Subscription) -> None:
-        """Take what DDS has and no callback was called for yet: on a busy machine that may be all of the last second."""
+        """Take messages that DDS has received and no callback was called for yet: up to a second's worth on a busy machine."""
         with subscription.handle:
-            for _ in range(_DEPTH):  # others go on publishing
+            for _ in range(_DEPTH):  # bounded, because publishers go on
                 taken = subscription.handle.take_message(subscription.msg_type, True)
                 if taken is None:
                     return
@@ -222,7 +224,7 @@ class Recorder(Node):
     def _write(self) -> None:
         while (message := self._backlog.get()) is not None:
             if self._failure:
-                continue  # taken all the same, so that the queue does not stay full
+                continue  # discard, so that the queue does not stay full
             try:
                 with self._lock:
                     self._bag.write(*message)
@@ -236,7 +238,7 @@ class Recorder(Node):
         self._written, self._told = (self._bag.counts, self._bag.bytes_written), time.monotonic()
 
     def report(self) -> Report:
-        """Return what is recorded, and what is not, for the diagnostics. Does not wait for the disk."""
+        """Return what is recorded and what is not, for the diagnostics. Does not wait for the disk."""
         if self._lock.acquire(blocking=False):
             try:
                 self._look_at_bag()
@@ -262,13 +264,13 @@ class Recorder(Node):
 
 
 def _faults(dropped: Counter[str], missed: Counter[str]) -> list[str]:
-    """Return what is said of messages that are not in the bag."""
+    """Return warnings about messages that are not in the bag."""
     return ([f'{dropped.total()} messages dropped: the disk is too slow'] if dropped else []) + (
         [f'{missed.total()} messages missed: this process had to wait for a core, or the network lost them'] if missed else [])
 
 
 def _other_form(name: str) -> str:
-    """Return the raw image of a compressed one, by name, and the other way round."""
+    """Return the raw image topic of a compressed one, and vice versa."""
     return name.removesuffix('/compressed') if name.endswith('/compressed') else f'{name}/compressed'
 
 
@@ -278,7 +280,7 @@ def _weaker(wanted: QoSProfile, have: QoSProfile) -> bool:
 
 
 def _profile(qos: QoSProfile) -> dict[str, Any]:
-    """Return an offered profile as rosbag2's metadata has it."""
+    """Return an offered QoS profile in the format of rosbag2's metadata."""
     def duration(value: Any) -> dict[str, int]:
         seconds, nanoseconds = divmod(value.nanoseconds, 10 ** 9)
         return {'sec': seconds, 'nsec': nanoseconds}
@@ -291,7 +293,7 @@ def _profile(qos: QoSProfile) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Run the node until it is told to end."""
-    os.nice(10)  # whatever the robot does comes first
-    # Message info, which tells when DDS had a message, does not come with the events executor.
+    """Run the node until SIGINT or SIGTERM."""
+    os.nice(10)  # the robot's processes come first
+    # The events executor does not deliver message info, which has the time of reception.
     return run(Recorder, executor='single')

@@ -1,4 +1,4 @@
-"""The text that describes a message type in a bag, from the interface files of the installed packages."""
+"""Message definitions for bags, from the interface files of the installed packages."""
 from __future__ import annotations
 
 import re
@@ -15,7 +15,7 @@ _FIELD = re.compile(r'^\s*([A-Za-z][\w/]*)(?:<=\d+)?(?:\[[^\]]*\])?\s+\w', re.MU
 
 
 class UnknownTypeError(ValueError):
-    """A message type that no installed package has."""
+    """A message type that no installed package defines."""
 
 
 def message_class(type_name: str) -> type:
@@ -31,10 +31,10 @@ def message_class(type_name: str) -> type:
 @lru_cache
 def definition(type_name: str) -> str:
     """
-    Return the definition of 'package/msg/Name' with those of all types in it, as rosbag2 writes it into MCAP.
+    Return the definition of 'package/msg/Name' with those of all types that it contains, as rosbag2 writes it into MCAP.
 
-    Encoding ``ros2msg`` of https://mcap.dev/spec/registry: the text of the .msg file, comments included, then
-    each type that it depends on, behind a line of 80 equals signs and its name. Raises UnknownTypeError.
+    Encoding ``ros2msg`` of https://mcap.dev/spec/registry: the text of the .msg file, comments included, then that of each
+    type it depends on, after a line of 80 equals signs and the type's name. Raises UnknownTypeError.
     """
     package, name = _parts(type_name)
     written, waiting, parts = {f'{package}/{name}'}, [f'{package}/{name}'], []

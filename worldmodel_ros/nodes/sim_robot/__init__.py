@@ -1,5 +1,5 @@
 """
-The simulated robot as a node: camera, odometry, ground truth and the faults it can be made to have.
+The simulated robot as a node: camera, odometry, ground truth and fault injection.
 
-Physics and images belong to ``sim``.
+Physics and rendering belong to ``sim``.
 """

@@ -1,4 +1,4 @@
-"""The simulated robot's ``~/what_if``: what really follows, found by playing forks of its state."""
+"""The simulated robot's ``~/what_if``: the true outcome of actions, simulated on forks of its state."""
 
 import math
 import threading
@@ -24,21 +24,21 @@ from worldmodel_ros.srv import WhatIf
 
 STEP_PERIOD = 0.1        # s, of the actions and frames of a branch
 FRAME_SIZE = (64, 64)    # pixels
-MAX_STEPS = 640          # of all branches of a request together, some seconds of work
+MAX_STEPS = 640          # of all branches of a request together, which take some seconds
 ACTION_NAMES = list(BASE)
-_SHARE = 0.25             # of a core that playing takes at most
+_SHARE = 0.25             # of a core, at most, for simulating branches
 
 
 @dataclass(frozen=True)
 class Observation:
-    """The state that an image shows: stamp [ns], World.snapshot(), a world of that episode to fork."""
+    """The state shown by an image: its stamp [ns], ``World.snapshot()``, and a world of that episode to fork."""
 
     stamp: int
     snapshot: np.ndarray
     episode: World
 
     def world(self) -> World:
-        """Return a world of its own in this state."""
+        """Return a new world in this state."""
         world = self.episode.fork()
         world.restore(self.snapshot)
         return world
@@ -56,7 +56,7 @@ class Observations:
             self._kept.append(observation)
 
     def find(self, stamp: int) -> Observation:
-        """Return the observation of ``stamp`` [ns], for 0 the newest; raise RequestError if it is not kept."""
+        """Return the observation with ``stamp`` [ns], or the newest for 0. Raises RequestError if it is not kept."""
         with self._lock:
             kept = list(self._kept)
         if not kept:
@@ -71,26 +71,25 @@ class Observations:
             f'{kept[0].stamp / 1e9:.3f} to {kept[-1].stamp / 1e9:.3f}: copy the stamp of an image')
 
     def clear(self) -> None:
-        """Forget all."""
+        """Discard all observations."""
         with self._lock:
             self._kept.clear()
 
 
 class TrueFutures(ServiceThread):
     """
-    Serves ``~/what_if`` and ``~/reset`` of a robot from a thread and an executor of their own.
+    Serves ``~/what_if`` and ``~/reset`` of a robot from a separate thread and executor.
 
-    Playing a branch takes many times a control period. Everything here is done on forks, so the simulation goes on; and it
-    waits for most of the time, since ground truth is for the observer, and must not slow down the system that is observed.
-    With a low priority instead, the model would take its core while it holds the interpreter, which the robot's receipt of
-    commands then waits for.
+    Simulating a branch takes many control periods. It works on forks, so the simulation goes on, and sleeps most of the time,
+    because ground truth is for the observer and must not slow down the observed system. A low priority instead would let the
+    model preempt this thread while it holds the GIL, and the robot's command callbacks would wait for that.
     """
 
     def __init__(self, robot: Node, observations: Observations, default_horizon: float,
                  reset: Callable[[], int]) -> None:
         """
-        :param reset: begins the next episode, returns its seed; may take a while.
-        :param default_horizon: of named sequences in requests that leave it open [s].
+        :param reset: begins the next episode and returns its seed; may take a while.
+        :param default_horizon: of named sequences, for requests that give none [s].
         """
         self._observations = observations
         axes = LIMITS.axes()
@@ -118,7 +117,7 @@ class TrueFutures(ServiceThread):
             self._answer(request, response, start)
         except RequestError as error:
             response.success, response.message = False, str(error)
-        except Exception as error:  # an executor that lets it through ends, and the service with it
+        except Exception as error:  # uncaught, it would end the executor and with it the service
             self.node.get_logger().error(f'what_if failed: {error!r}')
             response.success, response.message = False, f'internal error: {error!r}'
         response.elapsed = time.monotonic() - start
@@ -151,15 +150,16 @@ class TrueFutures(ServiceThread):
 
 
 def _prepare(logger: realtime.Logger) -> None:
-    # Below the robot's receipt of commands, as the simulation is, and above the model, which could else keep it waiting.
+    # Below the robot's command callbacks, like the simulation, and above the model, which could otherwise delay them by
+    # preempting this thread.
     realtime.apply(logger, realtime.priority_of(0) - 1)
-    # Making the thread's OpenGL context keeps the interpreter lock for a tenth of a second.
+    # Now, because creating the thread's OpenGL context holds the GIL for a tenth of a second.
     World().render(FRAME_SIZE)
 
 
 def _play(observation: Observation, name: str, actions: np.ndarray, goal: str,
           deadline: float) -> WhatIfBranch | None:
-    """Play one branch; None when the steady time ``deadline`` [s] passes before it is finished."""
+    """Simulate one branch; return None if the steady time ``deadline`` [s] passes before it is finished."""
     world = observation.world()
     origin = world.pose
     distance = world.goal_distance(goal) if goal else math.nan

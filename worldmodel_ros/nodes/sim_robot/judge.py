@@ -1,4 +1,4 @@
-"""Measures what the simulated robot receives: how old the observation is that each command answers."""
+"""Measures the latency of the commands that the simulated robot receives, from the observation that each one answers."""
 
 import math
 import threading
@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 
-FEW = 100  # late commands of which the times are told
+FEW = 100  # late commands whose times are reported
 
 
 class Tally(NamedTuple):
@@ -16,24 +16,24 @@ class Tally(NamedTuple):
 
     received: int
     unstamped: int            # answering no observation: stops
-    unknown: int              # answering an observation that is not among those remembered
-    late: int                 # above the deadline, those to unknown observations included
+    unknown: int              # answering an observation that is not kept
+    late: int                 # above the deadline, including those to unknown observations
     window: np.ndarray        # (n,) latencies of the last commands, oldest first
     fresh: np.ndarray         # (m,) latencies since the last tally
-    late_ones: list[tuple[float, float]]  # since the last tally, the first FEW: steady times of capture (NaN: of none
-    #                                       that is remembered) and of receipt [s]
+    late_ones: list[tuple[float, float]]  # the first FEW since the last tally: steady times of capture (NaN if the
+    #                                       observation is not kept) and of receipt [s]
 
 
 class CommandJudge:
     """
-    Matches commands to observations by stamp, and counts the late ones.
+    Matches commands to observations by stamp, and counts the late ones. Thread-safe.
 
-    Both instants are taken from the steady clock, so that no jump of ROS time, and no error of a stamp, can
-    make a late command look good. Safe to use from several threads.
+    Both times are taken from the steady clock, so that neither a jump of ROS time nor a wrong stamp can make a late command
+    look good.
     """
 
     def __init__(self, deadline: float, observations: int = 256, window: int = 4096) -> None:
-        """``deadline`` is in seconds; the newest ``observations`` are remembered, and ``window`` latencies."""
+        """``deadline`` [s]; the newest ``observations`` and ``window`` latencies are kept."""
         self.deadline = deadline
         self._keep = observations
         self._captured: OrderedDict[int, float] = OrderedDict()
@@ -44,14 +44,14 @@ class CommandJudge:
         self._lock = threading.Lock()
 
     def observed(self, stamp: int, captured: float) -> None:
-        """Note an observation: its stamp [ns] and the steady time of its capture [s]."""
+        """Record an observation: its stamp [ns] and the steady time of its capture [s]."""
         with self._lock:
             self._captured[stamp] = captured
             while len(self._captured) > self._keep:
                 self._captured.popitem(last=False)
 
     def received(self, stamp: int, now: float) -> None:
-        """Judge a command by the stamp of what it answers [ns, 0: nothing] and the steady time [s]."""
+        """Judge a command by the stamp of the observation it answers [ns, 0: none] and the steady time [s]."""
         with self._lock:
             self._received += 1
             if not stamp:
@@ -75,7 +75,7 @@ class CommandJudge:
             self._late_ones.append((captured, now))
 
     def tally(self) -> Tally:
-        """Return the counts and latencies, and begin new lists of fresh and of late ones."""
+        """Return the counts and latencies, and restart the lists ``fresh`` and ``late_ones``."""
         with self._lock:
             fresh, self._fresh = np.array(self._fresh), []
             late_ones, self._late_ones = self._late_ones, []

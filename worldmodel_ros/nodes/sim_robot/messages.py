@@ -33,7 +33,7 @@ def image(frame: np.ndarray, stamp: int, encoding: str = 'rgb8') -> Image:
 def camera_info(size: tuple[int, int], stamp: int) -> CameraInfo:
     """Return the ideal pinhole camera of images of ``size`` (height, width)."""
     height, width = size
-    # The field of view is vertical, pixels are square, and integer coordinates are at the middle of a pixel.
+    # The field of view is vertical, pixels are square, and integer coordinates are pixel centres.
     f = height / 2 / math.tan(math.radians(CAMERA_FOV_DEG) / 2)
     cx, cy = (width - 1) / 2, (height - 1) / 2
     return CameraInfo(
@@ -60,15 +60,15 @@ def odometry(pose: Planar, twist: tuple[float, float], stamp: int, frame_id: str
 
 def markers(world: World, stamp: int) -> MarkerArray:
     """
-    Return what stands and moves in the room, in frame ``world``, enough to draw it from above.
+    Return the objects, movers and walls of the room, in frame ``world``, enough to draw it from above.
 
-    Namespace ``objects``: a cube or cylinder for each object, ``text`` its colour name. Namespace ``movers``: a cylinder for
-    each, ``text`` its name. Namespace ``walls``: four cubes. Scales are full lengths in m along the marker's own axes.
+    Namespace ``objects``: a cube or cylinder per object, ``text`` its colour name. Namespace ``movers``: a cylinder per mover,
+    ``text`` its name. Namespace ``walls``: four cubes. Scales are full lengths in m along the marker's own axes.
     """
     result = MarkerArray()
     for number, prop in enumerate(world.scene.props):
         x, y = world.position(prop.colour)
-        # A box's footprint is the square in the circle of its radius.
+        # A box's footprint is the square inscribed in the circle of its radius.
         size = prop.radius * (math.sqrt(2) if prop.shape == 'box' else 2)
         marker = _marker('objects', number, stamp, (size, size, prop.height), prop.rgb)
         marker.type = Marker.CUBE if prop.shape == 'box' else Marker.CYLINDER
@@ -108,7 +108,7 @@ def _pose(x: float, y: float, yaw: float, z: float = 0.0) -> Pose:
 
 
 def spoil(message: Image, faults: Mapping[str, Any]) -> None:
-    """Put the faults ``camera_encoding`` and ``camera_break`` into a sound image."""
+    """Inject the faults ``camera_encoding`` and ``camera_break`` into a valid image."""
     message.encoding = faults['camera_encoding']
     kind = faults['camera_break']
     if kind == 'empty':

@@ -1,8 +1,8 @@
 """
 The simulated robot: camera, odometry and a base that takes velocity commands, in real time.
 
-It is also the judge of the commands it receives (how old is the observation that a command answers?), and
-tells the truth about the world: ground truth, objects, and what follows from an action sequence.
+It also measures the age of the observation that each command answers, and publishes the truth about the world: pose, objects,
+and, on request, the outcome of action sequences.
 """
 
 import math
@@ -39,23 +39,23 @@ from worldmodel_ros.safety.motion import Silences
 from worldmodel_ros.sim.odometry import WheelOdometry
 from worldmodel_ros.sim.world import LIMITS, World
 
-SLICE = 0.01              # s, of physics between two looks at the command
+SLICE = 0.01              # s, physics step; each step reads the newest command
 MAX_LAG = 0.2             # s behind real time, beyond which time is dropped
 ODOMETRY_RATE = 20.0      # Hz
-MARKER_RATE = 1.0         # Hz; of a room in which something moves, MOVING_MARKER_RATE
+MARKER_RATE = 1.0         # Hz; MOVING_MARKER_RATE if something in the room moves
 MOVING_MARKER_RATE = 10.0
 RESET_TIMEOUT = 5.0       # s
-SILENCE = 0.14            # s without a command, of which the diagnostics tell: the gate stops after 0.13
-CLOCK_START = int((MAX_CLOCK_OFFSET + 100) * 1e9)  # ns; no stamp becomes negative, whatever the offset
+SILENCE = 0.14            # s without a command, beyond which the diagnostics report it: the gate stops after 0.13
+CLOCK_START = int((MAX_CLOCK_OFFSET + 100) * 1e9)  # ns; so that no stamp is negative, whatever the offset
 
 
 class SimRobot(Node):
     """
-    The node: the simulation runs in a thread of its own, on the steady clock; callbacks only leave commands.
+    The simulated robot node. The simulation runs in its own thread, on the steady clock; callbacks only store commands.
 
     Publishes camera/image_raw (and /compressed), camera/camera_info, odom (from wheel encoders that slip), sim/ground_truth
-    (Odometry in frame ``world``), sim/objects (MarkerArray, latched), /clock if asked to, and with a task ``task`` and
-    sim/judgement; takes cmd_vel; serves ~/what_if and ~/reset.
+    (Odometry in frame ``world``), sim/objects (MarkerArray, latched), /clock if configured, and with a task ``task`` and
+    sim/judgement; subscribes to cmd_vel; serves ~/what_if and ~/reset.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class SimRobot(Node):
         self._silences = Silences(lambda: SILENCE)
         self._observations = Observations(self._settings['snapshots'])
         self._world = World(self._settings['seed'], randomise=self._settings['randomise'])
-        self._begins = -math.inf  # steady time, before which an episode of a task has not begun [s]
+        self._begins = -math.inf  # steady time at which the episode of a task begins [s]
         self._command = (0.0, 0.0, -math.inf)  # m/s, rad/s, steady time of receipt [s]
         self._stop = threading.Event()
         self._reset_wanted, self._reset_done = threading.Event(), threading.Event()
@@ -112,7 +112,7 @@ class SimRobot(Node):
             told = self.create_publisher(Task, 'task', qos.LATCHED)
             judgement = self.create_publisher(String, 'sim/judgement', qos.LATCHED)
             self._episodes = Episodes(task, told.publish, lambda text: judgement.publish(String(data=text)))
-        # As rclpy's own subscription asks for it: the newest, and no waiting.
+        # Same QoS as rclpy's own /clock subscription: best effort, depth 1.
         self._clock_publisher = (self.create_publisher(Clock, '/clock', qos.CAMERA)
                                  if self._settings['publish_clock'] else None)
 
@@ -134,7 +134,7 @@ class SimRobot(Node):
         if not (math.isfinite(v) and math.isfinite(w)):
             self.refusals.count('cmd_vel: not finite')
             return
-        # As the motors of a base would, whatever they are asked for.
+        # As the motors of a base would limit any command.
         self._command = (
             min(max(v, LIMITS.v_min), LIMITS.v_max), min(max(w, -LIMITS.w_max), LIMITS.w_max), now)
 
@@ -147,16 +147,16 @@ class SimRobot(Node):
         return self._world.seed
 
     def _simulate(self) -> None:
-        # Below the threads that receive commands, of this robot and of others, which need a core for less than a millisecond.
+        # Below the threads that receive commands, here and in other robots; each needs a core for less than a millisecond.
         realtime.apply(self.get_logger(), self._settings['realtime_priority'] - 1)
         self._camera_rate, self._odometry_rate, self._marker_rate = Rate(), Rate(), Rate()
         self._begin_episode(self._settings['seed'])
-        self._render()  # makes this thread's OpenGL context, which takes longer than a step may
+        self._render()  # creates this thread's OpenGL context, which takes longer than a step may
         while not self._stop.is_set():
             try:
                 self._step(self._pacer.next())
             except Exception as error:
-                # One bad image or message is no reason for the robot to vanish.
+                # One bad image or message must not end the simulation.
                 self.refusals.count(f'exception: {type(error).__name__} in the simulation')
                 self.get_logger().error(
                     f'a step of the simulation failed: {error!r}', throttle_duration_sec=5.0)
@@ -171,7 +171,7 @@ class SimRobot(Node):
         self._wheels = WheelOdometry(self._world)
         self._picture: np.ndarray | None = None
         self._observations.clear()
-        # Forks are made from this copy, which stands still, not from the world that moves on in this thread.
+        # Forks are made from this static copy, not from the world that this thread advances.
         self._episode = self._world.fork()
 
     def _step(self, due: float) -> None:
@@ -195,7 +195,7 @@ class SimRobot(Node):
             self._publish_objects(stamp)
             return
         elapsed = self._steps * SLICE
-        # Before the image of the same moment, with which it is wanted.
+        # Before the image of the same time, which is used together with it.
         if self._odometry_rate.due(elapsed, ODOMETRY_RATE):
             self._ground_truth.publish(messages.odometry(self._world.pose, self._world.twist, stamp, 'world'))
             self._wheels.update(self._world)
@@ -218,12 +218,11 @@ class SimRobot(Node):
         return v, w
 
     def _stamp(self, due: float) -> int:
-        """Return the stamp [ns] of the state that was due at a steady time [s]."""
+        """Return the stamp [ns] of the state due at a steady time [s]."""
         offset = round(self._settings['clock_offset_s'] * 1e9)
         if self._clock_publisher:
             return CLOCK_START + round(self._steps * SLICE * 1e9) + offset
-        # As of when the state was due, not of when this thread came to it: the delay is part of the camera's
-        # latency.
+        # When the state was due, not when this thread got to it: the delay is part of the camera's latency.
         return round(due * 1e9) + wall_minus_steady() + offset
 
     def _take_picture(self, stamp: int, due: float) -> None:
@@ -235,7 +234,7 @@ class SimRobot(Node):
         if frame is None or not settings['camera_freeze']:
             frame = self._picture = self._render()
         self._render_time = time.monotonic() - start
-        # Both before the image is out, so that no answer can overtake them.
+        # Both before publishing the image, so that no answer can arrive first.
         self._judge.observed(stamp, due)
         self._observations.add(Observation(stamp, self._world.snapshot(), self._episode))
         message, info = messages.image(frame, stamp), messages.camera_info(frame.shape[:2], stamp)
@@ -277,7 +276,7 @@ class SimRobot(Node):
             'received': tally.received, 'late': tally.late, 'without_observation': tally.unstamped,
             'unknown_observation': tally.unknown, 'deadline_ms': self._judge.deadline * 1e3,
             'latency_p50_ms': p50, 'latency_p99_ms': p99, 'latency_max_ms': greatest,
-            # Of every command since the last report, for those that want the whole distribution.
+            # One per command since the last report, for the whole distribution.
             'late_commands': ' '.join(f'{captured:.6f}:{received:.6f}' for captured, received in tally.late_ones),
             'latencies_ms': ' '.join(f'{latency * 1e3:.3f}' for latency in tally.fresh),
             'silences': self._silences.tell(), 'brakings': self._brakings, **self.refusals.values()})
@@ -286,7 +285,7 @@ class SimRobot(Node):
 def main() -> int:
     """Run the node; return the exit code of the process."""
     realtime.share_one_heap()
-    # For so long the simulation may keep a command waiting each time that its receipt wants the interpreter; Python's 5 ms
-    # are most of what the gate keeps for the way here.
+    # The simulation may delay a command by this much each time its callback needs the GIL; Python's default of 5 ms is most of
+    # what the gate reserves for delivery.
     sys.setswitchinterval(0.0005)
     return run(SimRobot)

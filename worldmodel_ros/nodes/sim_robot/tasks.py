@@ -1,4 +1,4 @@
-"""The simulated robot's tasks: the scene of a seed, what is told of it, and whether it was done."""
+"""The simulated robot's tasks: the scene of a seed, the task message, and whether the task was done."""
 
 import json
 from collections.abc import Callable
@@ -12,8 +12,8 @@ from worldmodel_ros.msg import Task as TaskMessage
 from worldmodel_ros.nodes.common.tasks import AIMS, task_message
 from worldmodel_ros.sim.world import World
 
-# s, before each episode, without images: a world model takes a gap in the stamps of more than a second (time_jump_s) for
-# another episode.
+# s without images before each episode: a world model takes a gap of more than a second in the stamps (time_jump_s) for a new
+# episode.
 PAUSE = 1.2
 
 
@@ -21,16 +21,15 @@ class Episodes:
     """
     Episodes of a task, each in the room of a seed, judged as in ``worldmodel evaluate control``.
 
-    ``tell`` takes what the robot is asked for, ``judged`` a line of JSON at the begin and the end of each episode: task, seed,
-    target (what to touch, to reach or to keep a distance to), succeeded (null: it goes on), reason, seconds, contacts and
-    arrivals.
+    ``tell`` is called with each task message, ``judged`` with a line of JSON at the start and end of each episode: task, seed,
+    target (what to touch, reach or keep a distance to), succeeded (null: not over), reason, seconds, contacts and arrivals.
     """
 
     def __init__(self, task: str, tell: Callable[[TaskMessage], None], judged: Callable[[str], None]) -> None:
         self._task, self._tell, self._say = TASKS[task], tell, judged
 
     def begin(self, world: World, seed: int) -> None:
-        """Put the robot into the room of a seed, and tell what to do there."""
+        """Load the room of a seed and publish its task."""
         self._setup, self._world = self._task.setup(seed), world
         world.load(self._setup.scene)
         self._judge = Judge(self._setup, world)
@@ -39,7 +38,7 @@ class Episodes:
         self._report()
 
     def look(self) -> bool:
-        """Take in what the last step of the world has led to; return whether the episode is over."""
+        """Judge the last step of the world; return whether the episode is over."""
         self._judge.look()
         if self._judge.succeeded is not None:
             self._report()

@@ -1,5 +1,5 @@
 """
-Shows what runs in Rerun: a node that only listens.
+Shows a running system in Rerun: a node that only listens.
 
-How messages are drawn is in evaluate.view, which draws those of a bag, too.
+Drawing is in ``evaluate.view``, which also draws bags.
 """

@@ -1,4 +1,4 @@
-"""Shows what runs in Rerun, as it comes: a node that hears all topics of the types that are shown, and publishes nothing."""
+"""Shows a running system live in Rerun: a node that subscribes to all topics of the supported types and publishes nothing."""
 
 import os
 import signal
@@ -21,16 +21,16 @@ from worldmodel_ros.nodes.common.qos import hearing
 from worldmodel_ros.nodes.recorder.types import UnknownTypeError, message_class
 
 _DISCOVERY_PERIOD = 0.5  # s
-_SENDING_PERIOD = 0.2    # s, for which values wait at most
-_DEPTH = 5               # messages of a topic that wait: what cannot be shown in time is not worth showing
+_SENDING_PERIOD = 0.2    # s, for which values are buffered at most
+_DEPTH = 5               # queued messages of a topic: what cannot be shown in time is not worth showing
 _POLL_PERIOD = 0.1       # s
 
 
 class Viewer(Node):
-    """Hears each topic of TYPES in its namespace, from its first publisher on; ``recording`` shows what comes."""
+    """Subscribes to each topic of TYPES in its namespace once it has a publisher; ``recording`` shows the messages."""
 
     def __init__(self, stream: rr.RecordingStream, every: float, **options: Any) -> None:
-        """``every`` as of Recording."""
+        """``every``: see Recording."""
         super().__init__('worldmodel_view', **options)
         self._stream, self.recording = stream, Recording(stream, every)
         self._heard: dict[str, str] = {}
@@ -41,7 +41,7 @@ class Viewer(Node):
 
     @property
     def heard(self) -> Mapping[str, str]:
-        """Type of each topic that is heard."""
+        """Type of each subscribed topic."""
         return self._heard
 
     def _discover(self) -> None:
@@ -72,11 +72,11 @@ class Viewer(Node):
 def view(sink: Callable[[rr.RecordingStream], None], namespace: str = '', every: float = 0.0, seconds: float | None = None
          ) -> Mapping[str, int]:
     """
-    Show what runs until Ctrl-C, or for so many seconds; return how many messages of each topic were shown.
+    Show a running system until Ctrl-C, or for ``seconds``; return the number of messages shown per topic.
 
-    ``sink`` says where to: it is given the recording before anything is in it.
+    ``sink`` is called with the recording stream before anything is logged, and sets its destination.
     """
-    os.nice(10)  # whatever the robot does comes first
+    os.nice(10)  # the robot's processes come first
     over = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: over.set())

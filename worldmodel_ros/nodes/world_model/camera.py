@@ -1,4 +1,4 @@
-"""What the world model node hears of its camera: CameraInfo, by which images are corrected, and from tf where it stands."""
+"""The camera of the world model node: CameraInfo, by which images are corrected, and the mount, from tf."""
 
 import importlib.util
 import time
@@ -23,16 +23,16 @@ _DYNAMIC = QoSProfile(depth=100, reliability=ReliabilityPolicy.BEST_EFFORT)
 
 class CameraTopics:
     """
-    Keeps in ``correction`` what a camera's CameraInfo means for its images, and in ``mount`` where it stands.
+    Keeps a camera's image ``correction``, from its CameraInfo, and its ``mount``.
 
-    ``changed`` is called when images are shown otherwise than before. Of tf, /tf is read until the camera is found, and no
-    longer: on robots it has hundreds of messages a second, which this node's executor has no time for. A camera on a joint is
-    taken to stand where it was first.
+    ``changed`` is called when the correction of images has changed. /tf is read only until the camera is found: on robots it
+    has hundreds of messages a second, for which this node's executor has no time. A camera on a joint is taken to stay at the
+    first pose.
     """
 
     def __init__(self, node: Node, image_topic: str, spec: Any, settings: Mapping[str, Any], changed: Callable[[], None]
                  ) -> None:
-        """``image_topic``: that of the images, resolved; ``spec``: the model's Preset; ``settings``: the node's parameters."""
+        """``image_topic``: resolved; ``spec``: the model's Preset; ``settings``: the node's parameters."""
         self._node, self._changed = node, changed
         self._trained = spec.camera
         self._told = settings['camera_height_m'], settings['camera_pitch_deg']
@@ -47,7 +47,7 @@ class CameraTopics:
         self._subscriptions = [node.create_subscription(CameraInfo, self.info_topic, self._on_info, CAMERA)]
         self._moving: Any = None
         if self._trained and None in self._told and importlib.util.find_spec('tf2_msgs'):
-            from tf2_msgs.msg import TFMessage  # of the distribution, or built along with this package (CMakeLists.txt)
+            from tf2_msgs.msg import TFMessage  # from the distribution, or built with this package (CMakeLists.txt)
             self._subscriptions.append(node.create_subscription(TFMessage, '/tf_static', self._on_transforms, STATIC))
             self._moving = node.create_subscription(TFMessage, '/tf', self._on_transforms, _DYNAMIC)
 
@@ -58,19 +58,19 @@ class CameraTopics:
 
     @property
     def heard(self) -> bool:
-        """Whether a CameraInfo has come."""
+        """Whether a CameraInfo was received."""
         return bool(self._newest)
 
     @property
     def mount(self) -> Mount | None:
-        """Where the camera stands, by the parameters and else by tf; None where neither tells all."""
+        """Height and pitch of the camera, each from the parameters, else from tf; None unless both are known."""
         height, pitch = self._told
         height, pitch = (getattr(self._found, name, None) if told is None else told
                          for name, told in (('height', height), ('pitch', pitch)))
         return None if height is None or pitch is None else Mount(height, pitch)
 
     def differences(self) -> str:
-        """Say by how much the camera's mount differs from that of the training; '' where it does not, or is not known."""
+        """Return how the camera's mount differs from that in training; '' if it does not, or is unknown."""
         mount = self.mount
         if mount is None or self._trained is None:
             return ''
@@ -86,7 +86,7 @@ class CameraTopics:
                 'camera_pitch_deg': mount.pitch if mount else 'not known'}
 
     def _on_info(self, info: CameraInfo) -> None:
-        # At the rate of the images, and nearly always as before.
+        # CameraInfo comes at the rate of the images and rarely changes.
         told = (info.header.frame_id, info.height, info.width, info.distortion_model, info.binning_x, info.binning_y, info.roi,
                 tuple(info.d), tuple(info.k), tuple(info.p))
         if told == self._newest:
@@ -101,7 +101,7 @@ class CameraTopics:
         self._look_up()
 
     def _look_up(self, changed: bool = False) -> None:
-        """Find out where the camera stands, and tell if images are shown otherwise by that, or have ``changed`` anyhow."""
+        """Look up the mount; call ``changed`` if that, or what the caller has ``changed``, alters the correction of images."""
         if self._frame:
             self._found = self._frames.mount(self._base, self._frame.lstrip('/'))
             if self._found and self._moving:
@@ -119,7 +119,7 @@ class CameraTopics:
 
 
 class Looked(NamedTuple):
-    """What ``look`` has found: whether a CameraInfo was ``heard`` on ``info_topic`` and what it means, in words."""
+    """Result of ``look``: whether a CameraInfo was ``heard`` on ``info_topic``, and what it means, in words."""
 
     heard: bool
     info_topic: str
@@ -130,7 +130,7 @@ class Looked(NamedTuple):
 
 
 def look(image_topic: str, preset: Any, seconds: float = 3.0) -> Looked:
-    """Listen for so long to the camera whose images are on a topic, and compare it with that of a model's Preset."""
+    """Listen for up to ``seconds`` to the camera of an image topic, and compare it with that of a model's Preset."""
     context = Context()
     rclpy.init(context=context)
     try:
@@ -150,7 +150,7 @@ def look(image_topic: str, preset: Any, seconds: float = 3.0) -> Looked:
 
 
 def _info_topic(node: Node, image_topic: str) -> str:
-    """Return the topic of CameraInfo: what it is remapped to, else the neighbour of the images' own topic."""
+    """Return the topic of CameraInfo: what it is remapped to, else the sibling of the image topic."""
     named = node.resolve_topic_name(INFO_TOPIC)
     if named != node.resolve_topic_name(INFO_TOPIC, only_expand=True):
         return named

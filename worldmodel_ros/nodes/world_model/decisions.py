@@ -1,4 +1,4 @@
-"""How a tick's command was decided, as a message and as markers."""
+"""Conversion of a tick's decision to a message and to markers."""
 
 import math
 from collections import Counter
@@ -16,14 +16,14 @@ from worldmodel_ros.control.task import term_in_words
 from worldmodel_ros.msg import Candidate, Decision, ForecastThing
 from worldmodel_ros.nodes.common.messages import float32s, header
 
-_SHOWN = 0.3  # s, that markers stay
+_SHOWN = 0.3  # s, lifetime of markers
 _CHOSEN, _REJECTED, _VETOED = (0.1, 0.9, 0.2, 1.0), (0.9, 0.3, 0.2, 0.35), (0.9, 0.0, 0.0, 0.9)
 _THING, _WALL, _TEXT = (0.5, 0.2, 0.9, 0.6), (0.4, 0.4, 0.4, 0.8), (0.1, 0.1, 0.1, 1.0)
-_LETTERS = 0.12  # m, their height
+_LETTERS = 0.12  # m, text height
 
 
 def decision(decided: Decided, frame_id: str) -> Decision:
-    """Return what was compared and chosen; paths in ``frame_id``, the base at the observation."""
+    """Return the candidates compared and the choice; paths in ``frame_id``, the base at the observation."""
     observation, choice, view = decided.observation, decided.choice, decided.view
     return Decision(
         header=header(observation.stamp, frame_id), episode_id=observation.episode, sequence=observation.sequence,
@@ -44,10 +44,10 @@ def decision(decided: Decided, frame_id: str) -> Decision:
 
 def markers(decided: Decided, frame_id: str) -> MarkerArray:
     """
-    Return where each candidate leads, and what is taken to be there, in ``frame_id``, the base at the observation.
+    Return the path of each candidate and the estimated scene, in ``frame_id``, the base at the observation.
 
-    Namespace ``candidates``: lines, green and wide the chosen one, red the others, in strong red those that were vetoed.
-    ``things``: lines as wide as what moves, from where it is to where it is forecast to be. ``walls``: the room's outline.
+    Namespace ``candidates``: lines, the chosen one wide and green, vetoed ones strong red, the others pale red. ``things``:
+    lines as wide as each moving object, from its current to its forecast positions. ``walls``: the room's outline.
     ``decision``: what was chosen, and of how many, in words.
     """
     choice, view = decided.choice, decided.view
@@ -81,7 +81,7 @@ def markers(decided: Decided, frame_id: str) -> MarkerArray:
 
 
 def in_words(decided: Decided) -> str:
-    """Return what was chosen, of how many, and with what the vetoed ones would have touched."""
+    """Return what was chosen, of how many, and what the vetoed ones would have touched."""
     choice = decided.choice
     if not choice.scores:
         return choice.name
@@ -91,7 +91,7 @@ def in_words(decided: Decided) -> str:
 
 
 def paths(decided: Decided) -> np.ndarray:
-    """Return where each candidate leads, (C, T, 2), in the base at the observation."""
+    """Return the path of each candidate, (C, T, 2), in the base at the observation."""
     return _in_base(decided.choice.poses[..., :2], decided.view.pose)
 
 

@@ -1,9 +1,9 @@
 """
-The action ``drive_to``: a goal by colour, pose, image or task, driven to and then stood at; and the topic ``goal_image``.
+The action ``drive_to``: drives to a goal given by colour, pose, image or task and stops there; and the topic ``goal_image``.
 
-It has an executor and a thread of its own, like the services that take a while, so that no tick waits for it, nor for what a
-network says of an image; what it changes of the node is changed on the node's executor. Goals by topics and services pre-empt
-those of the action, and these those.
+It has its own executor and thread, like the slow services, so that no tick waits for it or for a network that evaluates a goal
+image; changes to the node's state are made on the node's executor. Goals from topics and services preempt those of the action,
+and vice versa.
 """
 
 import math
@@ -30,26 +30,26 @@ from worldmodel_ros.nodes.common.tasks import read_task
 
 NAME, IMAGES = 'drive_to', 'goal_image'
 FEEDBACK_PERIOD = 0.1   # s
-_PATIENCE = 1.0         # s, for the node's executor to take a goal over
-_TOUCHED = 0.03         # m, between surfaces, that counts as a touch: it is estimated, not felt
+_PATIENCE = 1.0         # s, for the node's executor to accept a goal
+_TOUCHED = 0.03         # m, gap between surfaces that counts as a touch: contact is estimated, not sensed
 
 
 class Driver(Protocol):
-    """What the action asks of the node; ``drive`` and ``stand`` from the node's executor only."""
+    """What the action requires of the node; call ``drive`` and ``stand`` on the node's executor only."""
 
-    goals_set: int           # counts up with every goal and task, however it is given
+    goals_set: int           # incremented with every goal and task, whatever its source
 
     def drive(self, goal: str, task: Task) -> None:
         """Drive by a task from the next image on. Raises TaskError."""
 
     def stand(self) -> None:
-        """Clear the goal, and stop at once."""
+        """Clear the goal and stop at once."""
 
     def place_of(self, pose: Any) -> Task:
-        """Return the task of a PoseStamped. Raises TaskError."""
+        """Return the task of driving to a PoseStamped. Raises TaskError."""
 
     def task_of_image(self, image: Image) -> Task:
-        """Return the task of seeing what an image shows; from any thread. Raises TaskError."""
+        """Return the task of driving to where the camera sees ``image``. Thread-safe. Raises TaskError."""
 
     def newest_decision(self) -> Decided | None:
         """Return how the newest command was decided; None while the node is not active."""
@@ -57,7 +57,7 @@ class Driver(Protocol):
 
 @dataclass
 class _Driving:
-    """A goal that is driven to: ``number`` is ``goals_set`` since, ``after`` the newest decision before it."""
+    """The active goal. ``number``: ``goals_set`` when it was set; ``after``: the newest decision before it."""
 
     handle: ServerGoalHandle
     task: Task
@@ -69,7 +69,7 @@ class _Driving:
 
 
 class DriveToServer(ServiceThread):
-    """Serves the action for a node that has a forecast; refuses goals while there is no ``driver``."""
+    """Serves the action for a node that has a forecast; rejects goals while there is no ``driver``."""
 
     def __init__(self, node: LifecycleNode) -> None:
         super().__init__(node, f'_{node.get_name()}_goals', 'goals')
@@ -83,7 +83,7 @@ class DriveToServer(ServiceThread):
             handle_accepted_callback=self._on_accepted, cancel_callback=self._on_cancel)
         self.node.create_subscription(Image, node.resolve_topic_name(IMAGES), self._on_image, STATUS)
         self._timer = self.node.create_timer(FEEDBACK_PERIOD, self._look)
-        self._timer.cancel()  # it runs while there is a goal
+        self._timer.cancel()  # runs only while there is a goal
         self.start()
 
     def _on_goal(self, request: DriveTo.Goal) -> GoalResponse:
@@ -140,7 +140,7 @@ class DriveToServer(ServiceThread):
         handle.execute()
 
     def _on_cancel(self, handle: ServerGoalHandle) -> CancelResponse:
-        self._executor.create_task(self._look)  # once it is cancelling; the timer may be a period away
+        self._executor.create_task(self._look)  # as soon as the goal is cancelling, not a timer period later
         return CancelResponse.ACCEPT
 
     async def _execute(self, handle: ServerGoalHandle) -> DriveTo.Result:
@@ -151,7 +151,7 @@ class DriveToServer(ServiceThread):
             del self._ends[key]
 
     def _look(self) -> None:
-        """Publish feedback, and end the goal if there is a reason to."""
+        """Publish feedback, and end the goal if it is due."""
         driving, driver = self._driving, self.driver
         if driving is None:
             return
@@ -182,7 +182,7 @@ class DriveToServer(ServiceThread):
 
     def _stand(self, driver: Driver | None, driving: _Driving) -> None:
         def stand() -> None:
-            if driver.goals_set == driving.number:  # else it is another goal by now, which goes on
+            if driver.goals_set == driving.number:  # otherwise another goal is active and must go on
                 driver.stand()
         if driver:
             try:
@@ -205,13 +205,13 @@ class DriveToServer(ServiceThread):
             code=code, reason=reason, distance=driving.distance, seconds=time.monotonic() - driving.began))
 
     def _on_executor(self, work: Callable[[], Any]) -> Any:
-        """Return what ``work`` returns on the node's executor, or raise what it raises; TaskError where that takes too long."""
+        """Run ``work`` on the node's executor; return its result or raise its exception. Raises TaskError on a timeout."""
         promise: Promise = Promise()
 
         def run() -> None:
             try:
                 promise.set_result(work())
-            except Exception as error:  # it is the caller's
+            except Exception as error:  # raised in the caller's thread
                 promise.set_exception(error)
         executor = self._of.executor
         if executor is None:
@@ -224,7 +224,7 @@ class DriveToServer(ServiceThread):
 
 
 def feedback(decided: Decided) -> DriveTo.Feedback:
-    """Return how far a goal is, or how much what is seen is like it, and what was decided."""
+    """Return the distance to the goal, the similarity to a goal image, and what was decided."""
     choice, aim = decided.choice, _aim(decided.observation.task.terms)
     left = _left(decided, aim)
     return DriveTo.Feedback(
@@ -233,7 +233,7 @@ def feedback(decided: Decided) -> DriveTo.Feedback:
 
 
 def is_done(decided: Decided) -> bool:
-    """Whether the aim of a decision's task is reached at its observation."""
+    """Return whether the aim of a decision's task is reached at its observation."""
     aim = _aim(decided.observation.task.terms)
     left = _left(decided, aim)
     if not math.isfinite(left) or left > _within(decided, aim):
@@ -243,7 +243,7 @@ def is_done(decided: Decided) -> bool:
 
 
 def said_of(decided: Decided) -> str:
-    """Return what has to be said of a goal that many places fulfil."""
+    """Return a caveat for a goal image that matches many places, else ''."""
     sight = getattr(_aim(decided.observation.task.terms), 'sight', None)
     if sight is None or not sight.is_of_one_wall(STANDING):
         return ''
@@ -260,12 +260,11 @@ def _within(decided: Decided, aim: Term) -> float:
             return aim.within
         case Touch():
             return decided.view.things[aim.target].radius + ROBOT_RADIUS + _TOUCHED
-    return -math.inf  # a distance is kept until something else is asked for
+    return -math.inf  # never done: a distance is kept until another goal is given
 
 
 def _target(decided: Decided, aim: Term | None) -> tuple[float, float, float | None] | None:
-    """Return x and y of the centre of the aim at the observation, and the yaw to be faced there if any; None where that is not
-    known."""
+    """Return x and y of the centre of the aim at the observation, and the required yaw, if any; None if unknown."""
     if place := getattr(aim, 'place', None):
         return (*place[:2], place[2] if len(place) > 2 else None)
     thing = decided.view.things.get(aim.target) if aim else None
@@ -273,19 +272,19 @@ def _target(decided: Decided, aim: Term | None) -> tuple[float, float, float | N
 
 
 def _left(decided: Decided, aim: Term | None) -> float:
-    """Return metres from the robot to the centre of the aim at the observation; NaN where that is not known."""
+    """Return the distance [m] from the robot to the centre of the aim at the observation; NaN if unknown."""
     target = _target(decided, aim)
     return math.dist(decided.view.pose[:2], target[:2]) if target else math.nan
 
 
 def _similarity(decided: Decided, aim: Term | None) -> float:
-    """Return how much the observation's image is like the one to be seen; NaN where there is none."""
+    """Return the similarity of the observation's image to the goal image; NaN if there is none."""
     sight = getattr(aim, 'sight', None)
     return sight.similarity(decided.observation.image) if sight else math.nan
 
 
 def _time_to(decided: Decided, aim: Term | None) -> float:
-    """Return the seconds until the chosen candidate has reached the aim; NaN where it does not, or nothing was compared."""
+    """Return the time [s] until the chosen candidate reaches the aim; NaN if it does not, or nothing was compared."""
     choice = decided.choice
     if not len(choice.poses) or choice.name not in choice.scores or not isinstance(aim, Touch | Reach):
         return math.nan

@@ -1,4 +1,4 @@
-"""What the world model node hears: images, the actions that the robot really executes, odometry, goals and tasks."""
+"""The world model node's inputs: images, executed actions, odometry, goals and tasks."""
 
 import itertools
 import math
@@ -31,24 +31,24 @@ from worldmodel_ros.nodes.common.qos import COMMAND, LATCHED, ODOMETRY
 from worldmodel_ros.nodes.common.what_if_request import BASE
 from worldmodel_ros.nodes.world_model.parameters import frame_settings
 
-SEGMENT = 512 * 1024  # bytes, shared memory of a Fast DDS participant by default
-_UNHEARD = 3.0  # s, that discovery may take
+SEGMENT = 512 * 1024  # bytes, default shared memory of a Fast DDS participant
+_UNHEARD = 3.0  # s, allowed for discovery
 _PROFILE = 'FASTRTPS_DEFAULT_PROFILES_FILE'
 
-# Of this process, counted from a random number: no two processes share one, whatever the clock of the host does. Of so
-# many bits that a reader in JavaScript does not round it.
+# Counted from a random number, so that no two processes share an episode, whatever the host's clock does. 48 bits are exact in
+# JavaScript.
 _EPISODES = itertools.count(secrets.randbits(48))
-_PATIENCE = 1.0  # s, of commands that move the robot; what becomes of the first is heard within milliseconds
-_LOG_INTERVAL, _REMINDER = 2.0, 10.0  # s, between two log lines on the same
+_PATIENCE = 1.0  # s, of commands that move the robot; the first is normally heard within milliseconds
+_LOG_INTERVAL, _REMINDER = 2.0, 10.0  # s, between two log lines on the same subject
 _PACKAGE = 'geometry_msgs/msg/'
-# What publishers offer that ask for nothing else: those of rclpy, RViz and Foxglove. Deep enough that after a stall of
-# this process all goals come in their order.
+# The default QoS, which rclpy, RViz and Foxglove offer. Deep enough to receive all goals in order after a stall of this
+# process.
 _ORDINARY = QoSProfile(depth=10)
-_APART = 0.1  # s, at most, between the two times that one message is heard
+_APART = 0.1  # s, at most, between the two receptions of one message
 
 
 class Taken(NamedTuple):
-    """``sound``: the image could be used, though it need not be a tick. ``observation``: None if it is none."""
+    """``sound``: the image is usable, whether or not it is a tick. ``observation``: None unless it is a tick."""
 
     sound: bool
     observation: Observation | None = None
@@ -56,8 +56,8 @@ class Taken(NamedTuple):
 
 class IntakeSettings(NamedTuple):
     """
-    Times in s. ``deadline``: from the stamp of an image to its answer. ``future_tolerance``: so far ahead of ROS time a stamp
-    may be. ``frames``: which images are ticks.
+    Times in s. ``deadline``: from the stamp of an image to its answer. ``future_tolerance``: how far a stamp may be ahead of
+    ROS time. ``frames``: which images are ticks.
     """
 
     deadline: float
@@ -66,13 +66,13 @@ class IntakeSettings(NamedTuple):
 
     @classmethod
     def of(cls, parameters: Mapping[str, Any]) -> 'IntakeSettings':
-        """Return what the node's parameters say."""
+        """Return the settings in the node's parameters."""
         return cls(parameters['deadline_s'], parameters['future_tolerance_s'], frame_settings(parameters))
 
 
 class Intake:
     """
-    The images of one activation. ``goal`` and ``task`` are given to each observation; ``frames`` finds the ticks among them.
+    Turns the images of one activation into observations, with the current ``goal`` and ``task``; ``frames`` selects the ticks.
 
     ``settings``, ``goal`` and ``task`` may be changed at any time; ``ros_now`` returns ROS time [ns].
     """
@@ -94,16 +94,16 @@ class Intake:
         self._begin_episode()
 
     def next_sequence(self) -> int:
-        """Return the next number within the episode."""
+        """Return the next sequence number within the episode."""
         self._sequence += 1
         return self._sequence
 
     def begin_episode(self) -> None:
-        """Make the next image the first of a new episode, and trust the camera again. From any thread."""
+        """Make the next image the first of a new episode, and trust the camera again. Thread-safe."""
         self._starts_over = True
 
     def take(self, message: Image | CompressedImage) -> Taken:
-        """Judge an image that was received just now."""
+        """Check a just received image; return an observation if it is a tick."""
         received, settings = time.monotonic(), self.settings
         if self._starts_over:
             self._starts_over = False
@@ -152,7 +152,7 @@ class LargeImageAdvice:
     """
     Warns, once, that images are lost because they do not fit in the shared memory of Fast DDS.
 
-    With best effort such images arrive rarely, or broken, or never, and nothing else says why.
+    With best effort such images arrive rarely, or broken, or never, and nothing else tells why.
     """
 
     def __init__(self, node: Node, topic: str) -> None:
@@ -162,17 +162,17 @@ class LargeImageAdvice:
         self._given = 'fastrtps' not in get_rmw_implementation_identifier()
 
     def refused(self, message: Image | CompressedImage, error: ImageError) -> None:
-        """An image could not be used."""
+        """Record an image that could not be used."""
         size = self._note(message)
         if size > SEGMENT and error.kind in ('empty', 'wrong size'):
             self._warn(f'an image of {size} bytes arrived broken')
 
     def received(self, message: Image | CompressedImage) -> None:
-        """An image could be used."""
+        """Record an image that could be used."""
         self._note(message)
 
     def silent(self, seconds: float) -> None:
-        """No image came for ``seconds``."""
+        """Record that no image came for ``seconds``."""
         if self._given:
             return
         if self._bytes > SEGMENT:
@@ -204,7 +204,7 @@ class LargeImageAdvice:
 
 
 def require_base(spec: Any) -> None:
-    """Raise ValueError for a model whose actions a twist does not hold: what is executed could not be told to it."""
+    """Raise ValueError for a model whose actions are not those of a twist, on which executed actions are received."""
     if tuple(spec.action_names) != BASE:
         raise ValueError(
             f'model {spec.name}: its actions are {", ".join(spec.action_names)}, but what the robot executes is heard '
@@ -213,10 +213,10 @@ def require_base(spec: Any) -> None:
 
 class ExecutedTopic:
     """
-    Keeps in ``actions`` what comes on the topic of executed actions.
+    Keeps the ``actions`` received on the topic of executed actions.
 
-    Notices when commands go out and nothing is heard of any, which nothing else would show: for a wrong topic, or
-    a wrong type of message, there is no error in ROS.
+    Detects that commands go out and none is received there, which nothing else would show: ROS reports no error for a wrong
+    topic or message type.
     """
 
     def __init__(self, node: Node, spec: Any, settings: Mapping[str, Any], refusals: Refusals) -> None:
@@ -230,17 +230,17 @@ class ExecutedTopic:
         kind, callback = ((TwistStamped, lambda message: self._hear(message.twist)) if self._stamped else
                           (Twist, self._hear))
         self._subscription = node.create_subscription(kind, topic, callback, COMMAND)
-        # Steady times [s]. Two threads write them: what one of them overwrites, the next command sets right.
-        self._since: float | None = None  # of the first command after whatever was heard last
+        # Steady times [s]. Two threads write them; a lost update is corrected by the next command.
+        self._since: float | None = None  # of the first command since the last message
         self._newest = -math.inf          # of the newest command
-        self._last_word = False           # after what was heard last, silence is no fault
+        self._last_word = False           # after the last message, silence is no fault
 
     def destroy(self) -> None:
         """Destroy the subscription."""
         self._node.destroy_subscription(self._subscription)
 
     def commanded(self, answer: Answer, now: float) -> None:
-        """Take note of an answer that goes out ``now`` [steady, s]. From any thread."""
+        """Record an answer sent at ``now`` [steady, s]. Thread-safe."""
         if answer.actions is None or not np.any(answer.actions[0]):
             return
         if self._since is None or now - self._newest > _PATIENCE:
@@ -248,7 +248,7 @@ class ExecutedTopic:
         self._newest = now
 
     def degraded_reason(self, now: float) -> str:
-        """Return, and log, what is wrong and what to do where nothing is heard of what is commanded; else ''."""
+        """Return, and log, the fault and the remedy if commands go out but none is received as executed; else ''."""
         since, newest = self._since, self._newest
         if since is None or newest - since < _PATIENCE or now - newest > _PATIENCE:
             return ''
@@ -276,7 +276,7 @@ class ExecutedTopic:
 
     def _hear(self, twist: Twist) -> None:
         action = (twist.linear.x, twist.angular.z)
-        # A gate that has stopped the robot falls silent after a while, and without a time-out only changes are told.
+        # A gate that has stopped the robot falls silent after a while; without a timeout the topic has only changes.
         self._since, self._last_word = None, not any(action) or not self._timeout
         if not is_usable(action):
             self._refusals.count('executed action: not finite')
@@ -292,8 +292,7 @@ class ExecutedTopic:
 
 class OdometryTopic:
     """
-    Keeps in ``readings`` what the wheels measure: nav_msgs/Odometry on ``odom``, best effort. ``frame`` is that of its poses,
-    '' until there is one.
+    Keeps the ``readings`` of nav_msgs/Odometry on ``odom``, best effort. ``frame``: that of their poses, '' before the first.
     """
 
     def __init__(self, node: Node, spec: Any, refusals: Refusals) -> None:
@@ -313,8 +312,8 @@ class OdometryTopic:
             self._refusals.count('odometry: not finite')
 
     def place(self, pose: PoseStamped, base_frame: str) -> tuple[float, ...]:
-        """Return where a pose is, x, y and yaw in the frame of the odometry; without the yaw where all of its quaternion is 0.
-        Raises TaskError for a frame that is not known here."""
+        """Return ``pose`` as x, y, yaw in the odometry frame, without yaw if its quaternion is all 0. Raises TaskError for an
+        unknown frame or without odometry."""
         frame, at, q = pose.header.frame_id.lstrip('/'), pose.pose.position, pose.pose.orientation
         turned = (yaw_of(q),) if any((q.x, q.y, q.z, q.w)) else ()
         if not self.frame:
@@ -335,16 +334,16 @@ class OdometryTopic:
 
 class GoalTopic:
     """
-    Hears ``goal`` from any publisher, and calls ``take`` with each goal, in the order of their arrival.
+    Receives ``goal`` from any publisher, and calls ``take`` with each goal, in order of arrival.
 
-    A volatile publisher matches no transient-local subscription, and a volatile subscription is not given what a
-    latched publisher said before; so there is one of each, and what both of them hear counts once.
+    A volatile publisher matches no transient-local subscription, and a volatile subscription does not get a latched
+    publisher's earlier message; so there is one of each, and a message received by both counts once.
     """
 
     def __init__(self, node: Node, take: Callable[[str], None]) -> None:
         self._node, self._take = node, take
-        self._once: tuple[deque[tuple[str, float]], ...] = (deque(maxlen=10), deque(maxlen=10))  # heard by one alone
-        # The defaults would warn of each ordinary publisher that nothing will be received from it.
+        self._once: tuple[deque[tuple[str, float]], ...] = (deque(maxlen=10), deque(maxlen=10))  # received by one only
+        # The default callbacks would warn that each volatile publisher is incompatible.
         silent = SubscriptionEventCallbacks(use_default_callbacks=False)
         self._subscriptions = (
             node.create_subscription(String, 'goal', lambda message: self._hear(0, message.data), _ORDINARY),
@@ -357,8 +356,7 @@ class GoalTopic:
             self._node.destroy_subscription(subscription)
 
     def _hear(self, which: int, goal: str) -> None:
-        # rclpy's events executor fails to hand over a message's time stamp with it, so that a message is known by its
-        # words.
+        # rclpy's events executor does not deliver message info, so a message is identified by its text.
         now, own, other = time.monotonic(), self._once[which], self._once[1 - which]
         while other and now - other[0][1] > _APART:
             other.popleft()
@@ -367,7 +365,7 @@ class GoalTopic:
             own.append((goal, now))
             self._take(goal)
             return
-        # What either heard alone before it was for that one alone.
+        # Earlier messages that only one has received will not reach the other.
         own.clear()
         for _ in range(heard.index(goal) + 1):
             other.popleft()

@@ -1,13 +1,13 @@
 """
-Drives a robot by a world model: images and executed actions in, commands and predicted futures out, on time.
+Controls a robot with a world model: images and executed actions in, commands and predicted futures out, by a deadline.
 
-The executor's thread only receives, and answers when the engine is late. The engine has a thread of its own,
-as have the images and the services that take a while.
+The executor's thread only receives, and answers when the engine is late. The engine, the publishing of images and the slow
+services each have their own thread.
 """
 
 import functools
 import gc
-import ssl  # noqa: F401  before rclpy, whose libraries may bring an OpenSSL that Python's would then be given
+import ssl  # noqa: F401  before rclpy, whose libraries may load another OpenSSL, which Python's ssl would then get
 import sys
 import time
 import traceback
@@ -63,12 +63,12 @@ from worldmodel_ros.srv import SetTask
 
 SUCCESS, FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
 IMAGE_TOPIC = 'camera/image_raw'
-SESSIONS = 2  # at a time: the robot's, and for a moment the one that takes its place; room for eight may not fit a GPU
+SESSIONS = 2  # at a time: the robot's and, for a moment, its replacement; eight may not fit into a GPU
 _LOG_INTERVAL = 2.0  # s
 
 
 def _contained(transition: Callable) -> Callable:
-    """Log what a transition raises, undo it, and fail: rclpy would swallow the exception, and say nothing."""
+    """Log an exception of a transition, undo the transition, and fail; rclpy would swallow the exception silently."""
     @functools.wraps(transition)
     def run_transition(node: 'WorldModelNode', state: LifecycleState) -> TransitionCallbackReturn:
         try:
@@ -77,19 +77,19 @@ def _contained(transition: Callable) -> Callable:
             node.get_logger().error(f'{transition.__name__[3:]} failed: {error}\n{traceback.format_exc()}')
             end_if_lost(error)
         node.release(keep_engine=transition.__name__ in ('on_activate', 'on_deactivate'))
-        gc.collect()  # a session's memory is wanted by the next attempt; only now, for the traceback kept it alive
+        gc.collect()  # the next attempt needs the session's memory; only now, because the traceback kept it alive
         return FAILURE
     return run_transition
 
 
 class WorldModelNode(LifecycleNode):
     """
-    The lifecycle node: configure loads the model, activate begins to observe and, once there is a goal, to
-    command. With an open world model (``open_world``) it predicts and answers, and never commands.
+    The lifecycle node: configure loads the model; activate begins to observe and, once there is a goal, to command. With an
+    open world model (``open_world``) it predicts and answers, and never commands.
 
-    ``load_engine`` is called in configure, with the parameters ENGINE by name; by default it is
-    worldmodel_ros.engine.load. With the parameter ``forecast``, so is ``load_forecast``, by default
-    engine.forecast.loading.load_forecast; the commands are then decided on that.
+    ``load_engine`` is called in configure, with the parameters ENGINE by name; by default it is worldmodel_ros.engine.load.
+    With the parameter ``forecast``, so is ``load_forecast``, by default engine.forecast.loading.load_forecast; commands are
+    then decided on the forecast.
     """
 
     def __init__(self, load_engine: Callable[..., Any] | None = None, load_forecast: Callable[..., Any] | None = None,
@@ -102,13 +102,13 @@ class WorldModelNode(LifecycleNode):
         self._deciding: Deciding | None = None  # with a forecast
         self._world: World | None = None  # with an open world model
         self._activation: Activation | Any = None
-        self._configured = ExitStack()  # what undoes configure, as far as it came
+        self._configured = ExitStack()  # undoes configure, as far as it came
         self._faults = Faults()
         self._settings = Parameters(
             self, parameters(lambda: self._engine is not None, self._goal_refusal), self._on_parameter,
             consistent=inconsistency)
         self._goal, self._task = self._settings['goal'], Task()
-        self.goals_set = 0  # counts up with every goal and task
+        self.goals_set = 0  # incremented with every goal and task
         self._warm_up = 0.0
         self._statistics = Statistics()
         diagnostics.Diagnostics(self, {'world model': self._report}, self._settings[DIAGNOSTICS_PERIOD.name])
@@ -133,9 +133,9 @@ class WorldModelNode(LifecycleNode):
             raise ValueError(f'goal: {refusal}')
         images.converter()
         loaded = time.monotonic()
-        # After loading, which can take half a minute of a core, and before the warm-up, whose measured times it
-        # changes. All threads: DDS receives in threads of its own, and an image that waits for a core there is
-        # late already. The engine's thread inherits it.
+        # After loading, which can take half a minute of a core, and before the warm-up, whose measured times it changes. For
+        # all threads: DDS receives in its own threads, and an image that waits for a core there is late already. The engine's
+        # thread inherits it.
         realtime.apply(self.get_logger(), settings['realtime_priority'], all_threads=True)
         engine.warm_up()
         if settings['forecast']:
@@ -199,7 +199,7 @@ class WorldModelNode(LifecycleNode):
 
     @_contained
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Begin a new episode with a session that knows nothing."""
+        """Begin a new episode with an empty session."""
         self._activation = self._world.activation(self._executed, self._advice) if self._world else Activation(
             self, self._engine, self._settings, self._goal, self._task, self._executed, self._camera, self._outputs,
             self._advice, self.refusals, self._deciding)
@@ -212,19 +212,19 @@ class WorldModelNode(LifecycleNode):
 
     @_contained
     def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Ask for a stop, and cease to observe."""
+        """Request a stop, and end observing."""
         self.release(keep_engine=True)
         return super().on_deactivate(state)
 
     @_contained
     def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Give the model back."""
+        """Release the model."""
         self.release(keep_engine=False)
         return SUCCESS
 
     @_contained
     def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """As deactivate and cleanup, from whatever state."""
+        """Deactivate and clean up, from any state."""
         self.release(keep_engine=False)
         return SUCCESS
 
@@ -315,8 +315,8 @@ class WorldModelNode(LifecycleNode):
         return to_place(self._deciding.odometry.place(pose, self._settings['base_frame']))
 
     def task_of_image(self, image: Image) -> Task:
-        """Return the task of being where the camera sees what an image shows, which is warped as those of the camera are; from
-        any thread. Raises TaskError."""
+        """Return the task of driving to where the camera sees ``image``, which is corrected like the camera's images.
+        Thread-safe. Raises TaskError."""
         deciding, activation = self._deciding, self._activation
         if deciding is None or activation is None:
             raise TaskError('an image needs a forecast of the scene: set the parameter forecast, and activate the node')
@@ -327,25 +327,25 @@ class WorldModelNode(LifecycleNode):
         return to_sight(Sight.of(deciding.forecasts.open(), pixels), pilot.STANDING)
 
     def drive(self, goal: str, task: Task) -> None:
-        """Drive to a goal, or by a task without one, from the next image on. Raises TaskError."""
+        """Drive to a goal, or by a task if ``goal`` is empty, from the next image on. Raises TaskError."""
         if self._deciding is None:
             raise TaskError('tasks need a forecast of the scene: set the parameter forecast, and configure the node')
         if goal and (refusal := self._goal_refusal(goal)):
             raise TaskError(refusal)
         if has_places(task.terms) and not self._deciding.odometry.frame:
             raise TaskError('a place needs odometry, and none is heard on odom: remap it to that of the base')
-        # A task to reach a goal that the world model knows tells its predictions what their progress is about.
+        # If the task is to reach a goal that the world model knows, its predictions report progress towards that goal.
         goal = next((term.target for term in task.terms
                      if isinstance(term, Reach) and term.target in self._engine.spec.goals), '')
         self.get_logger().info(f'task {task.name!r}: {in_words(task)}')
         self._take(goal, task)
 
     def stand(self) -> None:
-        """Clear the goal, and stop at once."""
+        """Clear the goal and stop at once."""
         self._set_goal('')
 
     def newest_decision(self) -> Decided | None:
-        """Return how the newest command was decided; None while the node is not active, or has decided nothing."""
+        """Return how the newest command was decided; None while the node is not active or has decided nothing."""
         activation = self._activation
         return activation.newest_decision if activation else None
 
@@ -363,7 +363,7 @@ class WorldModelNode(LifecycleNode):
         return response
 
     def _set_task(self, message: TaskMessage) -> str:
-        """Drive by a task from the next image on; return it in words. Raises TaskError."""
+        """Drive by a task from the next image on; return the task in words. Raises TaskError."""
         try:
             task = read_task(message)
             self.drive('', task)
@@ -432,7 +432,7 @@ def _load_forecast(name: str, backend: str, threads: int) -> Any:
 
 
 class Deciding:
-    """What commands are decided with: ``forecasts``, the measured ``times`` of decisions, and the ``odometry`` topic."""
+    """What decisions need: ``forecasts``, the measured ``times`` of decisions, and the ``odometry`` topic."""
 
     def __init__(self, forecasts: Any, times: Any, odometry: OdometryTopic) -> None:
         self.forecasts, self.times, self.odometry = forecasts, times, odometry
@@ -448,10 +448,10 @@ class Deciding:
 
 class Activation:
     """
-    One activation of a node: a new episode, with a session that knows nothing.
+    One activation of a node: a new episode, with an empty session.
 
-    ``settings`` are the node's parameters, read here and in ``settings_changed``. Where the making of it fails, nothing is left
-    of it. Its methods belong to the executor's thread, but those of a control.responder.Listener, which it is.
+    ``settings`` are the node's parameters, read here and in ``settings_changed``. A failed construction leaves nothing behind.
+    It is a ``control.responder.Listener``; except for the methods of that, call its methods on the executor's thread.
     """
 
     def __init__(self, node: LifecycleNode, engine: Any, settings: Mapping[str, Any], goal: str, task: Task,
@@ -459,7 +459,7 @@ class Activation:
                  deciding: Deciding | None = None) -> None:
         self._node, self._settings, self.executed, self.camera = node, settings, executed, camera
         self._outputs, self._advice, self._refusals = outputs, advice, refusals
-        self.missing_input = ''  # why the robot is stopped for want of observations
+        self.missing_input = ''  # why the robot is stopped for lack of observations
         self.newest_decision: Decided | None = None
         self.statistics = Statistics()
         self.intake = Intake(engine.spec, IntakeSettings.of(settings), executed.actions,
@@ -472,7 +472,7 @@ class Activation:
         self._undo = ExitStack()
 
     def start(self) -> None:
-        """Begin to answer; ``stop`` also undoes a start that has failed half-way."""
+        """Begin to answer; ``stop`` also undoes a partly failed start."""
         undo = self._undo
         undo.callback(self._outputs.stop)
         self._outputs.start()
@@ -484,18 +484,18 @@ class Activation:
         self._camera_timer = OneShot(self._node, self._on_camera_silent)
         undo.callback(self._camera_timer.destroy)
         self._camera_timer.arm(self._camera_timeout)
-        # What lives now lives until the node is deactivated; walking it again and again would cost milliseconds.
+        # What exists now lives until the node is deactivated; traversing it in each collection would cost milliseconds.
         gc.collect()
         gc.freeze()
         undo.callback(gc.unfreeze)
 
     def stop(self) -> None:
-        """Ask for a stop, if there is a goal, and end the threads."""
+        """Request a stop, if there is a goal, and end the threads."""
         with self._undo:
             self._halt(Tier.STOP if self._drives else Tier.NONE, Verdict.IDLE, 'the node is being deactivated')
 
     def take(self, message: Image | CompressedImage) -> None:
-        """Have an image observed, if it is a tick."""
+        """Submit an image as an observation, if it is a tick."""
         self.intake.frames.size = self.worker.image_size
         sound, observation = self.intake.take(message)
         if sound:
@@ -509,7 +509,7 @@ class Activation:
         self.statistics.image(observation, self.intake.delay)
         if observation.wants_answer:
             self._answer_timer.arm(observation.due - self.responder.settings.reserve - time.monotonic())
-        # Last: from here on the engine's thread wants the interpreter.
+        # Last, because from here on the engine's thread competes for the GIL.
         self.statistics.dropped += self.worker.submit(observation)
 
     @property
@@ -517,24 +517,24 @@ class Activation:
         return bool(self.intake.goal or self.intake.task.terms)
 
     def set_goal(self, goal: str, task: Task) -> None:
-        """Drive to another goal, or by another task, from the next image on; stop at once where both are empty."""
+        """Drive to another goal, or by another task, from the next image on; stop at once if both are empty."""
         self.intake.goal, self.intake.task = goal, task
         if not self._drives:
             self._halt(Tier.STOP, Verdict.IDLE, 'the goal was cleared')
 
     def camera_changed(self) -> None:
-        """Show images as the camera's newest calibration says; what was seen by another view is no past of them."""
+        """Correct images by the newest calibration, in a new episode: images of the former view are not a valid history."""
         self.intake.frames.view = self.camera.correction.view
         self.intake.begin_episode()
 
     def settings_changed(self) -> None:
-        """Go on by the parameters as they are now."""
+        """Apply the current parameters."""
         self.intake.settings = IntakeSettings.of(self._settings)
         self.responder.settings = ladder_settings(self._settings)
         self._camera_timeout = self._settings['camera_timeout_s']
 
     def answered(self, answer: Answer) -> None:
-        """Publish an answer, the command first. Called by the engine's thread or the executor's, one at a time."""
+        """Publish an answer, the command first. Called on the engine's or the executor's thread, one at a time."""
         self._outputs.command(answer)
         age = self._node.get_clock().now().nanoseconds / NS - answer.stamp / NS if answer.stamp else 0.0
         self.executed.commanded(answer, time.monotonic())
@@ -552,7 +552,7 @@ class Activation:
         self._outputs.decided(decided)
 
     def failed(self, reason: str, error: Exception, restarted: bool) -> None:
-        """Report a failure of the engine; it has been contained. Does not return where the GPU is lost."""
+        """Report a contained failure of the engine. Does not return if the GPU is lost."""
         end_if_lost(error)
         self._refusals.count(f'engine: {type(error).__name__}')
         self._node.get_logger().error(
@@ -568,14 +568,14 @@ class Activation:
         self._advice.silent(time.monotonic() - self._begun)
 
     def _stop_for_missing_input(self, reason: str) -> None:
-        """Stop once, but say why as long as it lasts."""
+        """Stop once, but report the reason as long as it lasts."""
         first, self.missing_input = reason != self.missing_input, reason
         if first:
             self._node.get_logger().warning(f'{reason}: commanding nothing but a stop')
         self._halt(Tier.STOP if first and self._drives else Tier.NONE, Verdict.STALE_INPUT, reason)
 
     def _halt(self, tier: Tier, verdict: Verdict, reason: str) -> None:
-        # The stamp of the newest observation keeps it in order with the commands before it.
+        # The stamp of the newest observation keeps the stop in order with earlier commands.
         intake = self.intake
         self.responder.halt(
             Answer(intake.stamp, intake.episode, intake.next_sequence(), tier, verdict, reason, Counts()))
@@ -583,9 +583,9 @@ class Activation:
 
 class OneShot:
     """
-    Calls back from the node's executor, on the steady clock: whatever ROS time does, what is due is due.
+    A one-shot timer on the node's executor, by the steady clock, so independent of ROS time.
 
-    It costs nothing while it waits, unlike a periodic timer that looks whether it is time.
+    It costs nothing while it waits, unlike polling with a periodic timer.
     """
 
     def __init__(self, node: Node, callback: Callable[[], None]) -> None:
@@ -594,12 +594,12 @@ class OneShot:
         self._timer.cancel()
 
     def arm(self, seconds: float) -> None:
-        """Go off in so many seconds, and not when it was to before. From the executor's thread."""
+        """Fire in ``seconds``, instead of when armed before. Call it on the executor's thread."""
         self._timer.timer_period_ns = max(1, round(seconds * NS))
         self._timer.reset()
 
     def destroy(self) -> None:
-        """Never go off again."""
+        """Destroy the timer; it never fires again."""
         self._timer.cancel()
         self._node.destroy_timer(self._timer)
 
@@ -611,10 +611,10 @@ class OneShot:
 def make_worker(node: Node, settings: Mapping[str, Any], engine: Any, executed: Any, responder: Responder,
                 listener: 'Activation', deciding: Deciding | None = None) -> Worker | FailoverWorker:
     """
-    Return what observations go to: an engine of the robot's own, with a forecast to decide on if there is one, or a shared
-    one, as the parameters ``forecast`` and ``server`` say. ``executed``: the ExecutedActions.
+    Return the worker for the observations, as the parameters ``forecast`` and ``server`` say: local, with decisions on a
+    forecast if there is one, or on a shared server. ``executed``: the ExecutedActions.
 
-    With both the robot decides, and the shared one imagines what it has decided (docs/decisions.md).
+    With both, the robot decides and the server predicts the outcome of its decisions (docs/decisions.md).
     """
     logger = node.get_logger()
     files = tuple(settings[name] for name in ('server_token_file', 'server_ca_file', 'server_certificate_file'))
@@ -642,9 +642,8 @@ def make_worker(node: Node, settings: Mapping[str, Any], engine: Any, executed: 
 
 
 def main() -> int:
-    """Run the node until it is told to end."""
-    # The engine's thread may hold the interpreter for so long while an answer is due in this one. With
-    # Python's 5 ms the fallback came 7 ms late (p50, p99 21 ms) next to a thread that computes in Python; with
-    # 0.5 ms, 0.7 ms (5 to 8 ms).
+    """Run the node until SIGINT or SIGTERM."""
+    # The engine's thread may hold the GIL for this long while an answer is due in this one. With Python's default of 5 ms the
+    # fallback came 7 ms late (p50, p99 21 ms) next to a thread that computes in Python; with 0.5 ms, 0.7 ms (5 to 8 ms).
     sys.setswitchinterval(0.0005)
     return run(WorldModelNode)

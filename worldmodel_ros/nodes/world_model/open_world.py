@@ -1,8 +1,8 @@
 """
 The world model node with an open world model: images, odometry and the camera's calibration in, predicted video out.
 
-There is no policy: nothing here publishes a command. The networks have a thread of their own (``engine.open_world.worker``),
-which publishes what it predicts; the executor's thread only receives.
+There is no policy: nothing here publishes a command. The networks have their own thread (``engine.open_world.worker``), which
+publishes the predictions; the executor's thread only receives.
 """
 
 import importlib.util
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from worldmodel_ros.engine.open_world.worker import Made, Seen, VideoFuture
 
 _LOG_INTERVAL = 2.0  # s
-_SHOWN = 4  # images of a prediction, of which one is shown in predicted_image
+_SHOWN = 4  # every so many images of a prediction, one is shown in predicted_image
 
 
 def _tier(rung: 'Rung') -> int:
-    """Return the tier of a message: all steps stand at the place of two, fewer at that of one."""
+    """Return the tier of a message: TWO_STEP for the full number of steps, ONE_STEP for fewer."""
     if rung.smaller:
         return ActionChunk.TIER_SMALLER
     return ActionChunk.TIER_TWO_STEP if rung.whole else ActionChunk.TIER_ONE_STEP
@@ -52,7 +52,7 @@ def _quality(rung: 'Rung') -> str:
 
 
 class World:
-    """What a configured node has of an open world: publishers, and the topics of the camera's calibration and of odometry."""
+    """Publishers of a configured node with an open world model, and its topics of camera calibration and odometry."""
 
     def __init__(self, node: LifecycleNode, world: Any, settings: Mapping[str, Any], refusals: Refusals) -> None:
         self._node, self._world, self._settings, self._refusals = node, world, settings, refusals
@@ -63,12 +63,12 @@ class World:
         self.odometry = OdometryTopic(node, world.spec, refusals)
         self.intrinsics = world.description.intrinsics
         self._calibrated = False
-        self.optical: np.ndarray | None = None  # the camera's optical frame in the base, by tf
+        self.optical: np.ndarray | None = None  # the camera's optical frame in the base, from tf
         self.mounted: Callable[[], None] = lambda: None  # called when that changes
         self._frames, self._camera_frame = Frames(), ''
         self._subscriptions = [node.create_subscription(CameraInfo, 'camera/camera_info', self._hear, CAMERA)]
         if importlib.util.find_spec('tf2_msgs'):
-            from tf2_msgs.msg import TFMessage  # of the distribution, or built along with this package (CMakeLists.txt)
+            from tf2_msgs.msg import TFMessage  # from the distribution, or built with this package (CMakeLists.txt)
             self._subscriptions.append(node.create_subscription(TFMessage, '/tf_static', self._on_transforms, STATIC))
 
     def destroy(self) -> None:
@@ -80,11 +80,11 @@ class World:
         self.odometry.destroy()
 
     def activation(self, executed: ExecutedTopic, advice: LargeImageAdvice) -> 'WorldActivation':
-        """Return a new episode, to be started."""
+        """Return a new activation, to be started."""
         return WorldActivation(self._node, self, self._world, self._settings, executed, advice, self._refusals)
 
     def report(self, activation: 'WorldActivation | None') -> diagnostics.Report:
-        """Return how the model does, for /diagnostics."""
+        """Return the state of the model, for /diagnostics."""
         values = {'model': self._world.spec.name, 'preset': self._world.preset.name, 'backend': self._world.backend,
                   'calibration': 'camera_info' if self._calibrated else 'world.json' if self.intrinsics else 'none',
                   'camera_in_base': 'world.json' if self.optical is None else f'tf, {self._camera_frame}'}
@@ -94,7 +94,7 @@ class World:
         return diagnostics.Report(level, text, {**values, **activation.values(), **self._refusals.values()})
 
     def _on_transforms(self, message: Any) -> None:
-        """Take transforms of /tf_static."""
+        """Process transforms of /tf_static."""
         for transform in message.transforms:
             self._frames.add(transform)
         self._look_up()
@@ -106,7 +106,7 @@ class World:
             self.mounted()
 
     def _hear(self, message: CameraInfo) -> None:
-        """Take the calibration of a rectified camera, for the part of its images that the model sees."""
+        """Apply the calibration of a rectified camera to the part of its images that the model sees."""
         if message.header.frame_id.lstrip('/') != self._camera_frame:
             self._camera_frame = message.header.frame_id.lstrip('/')
             self._look_up()
@@ -125,12 +125,12 @@ class World:
 
 
 class WorldActivation:
-    """One activation of a node with an open world model. Its methods belong to the executor's thread, but ``predicted`` and
-    ``failed``, which the worker's calls."""
+    """One activation of a node with an open world model. Call its methods on the executor's thread, except ``predicted`` and
+    ``failed``, which the worker's thread calls."""
 
     def __init__(self, node: LifecycleNode, parts: World, world: Any, settings: Mapping[str, Any], executed: ExecutedTopic,
                  advice: LargeImageAdvice, refusals: Refusals) -> None:
-        from worldmodel_ros.engine.open_world.worker import WorldWorker  # only now: torch is heavy
+        from worldmodel_ros.engine.open_world.worker import WorldWorker  # lazily: torch is heavy
         self._node, self._parts, self._world, self._settings = node, parts, world, settings
         self.executed, self._refusals = executed, refusals
         self.intake = Intake(world.spec, IntakeSettings.of(settings), executed.actions,
@@ -139,8 +139,8 @@ class WorldActivation:
                                   settings['world_deadline_s'])
         self._mounted()
         parts.mounted = self._mounted
-        self.statistics = Statistics()  # of ticks, of which there are none
-        self._pose = np.zeros(3)  # x, y, yaw, by executed actions where no odometry is heard
+        self.statistics = Statistics()  # stays empty: there are no ticks
+        self._pose = np.zeros(3)  # x, y, yaw, from executed actions if there is no odometry
         self._stamp, self._odometry = 0, False
         self._counting = threading.Lock()
         self._images = self._predictions = self._failures = 0
@@ -152,12 +152,12 @@ class WorldActivation:
         self.worker.start()
 
     def stop(self) -> None:
-        """End the worker's thread, after the chunk that it is at."""
+        """End the worker's thread, after its current chunk."""
         self._parts.mounted = lambda: None
         self.worker.stop()
 
     def take(self, message: Image | CompressedImage) -> None:
-        """Have an image seen, if it is one of the video's."""
+        """Submit an image to the worker, if it is a frame of the video."""
         from worldmodel_ros.engine.open_world.calibration import base_pose
         from worldmodel_ros.engine.open_world.worker import Seen
         _, observation = self.intake.take(message)
@@ -177,10 +177,10 @@ class WorldActivation:
                                 self._parts.intrinsics, observation.episode, observation.sequence))
 
     def set_goal(self, goal: str, task: Any) -> None:
-        """Do nothing: there is no policy, and no goal that a node with such a model would take."""
+        """Do nothing: without a policy the node accepts no goal."""
 
     def settings_changed(self) -> None:
-        """Go on by the parameters as they are now."""
+        """Apply the current parameters."""
         self.intake.settings = IntakeSettings.of(self._settings)
 
     def predicted(self, seen: 'Seen', future: 'VideoFuture', made: 'Made') -> None:
@@ -205,7 +205,7 @@ class WorldActivation:
             self._parts.image.publish(to_jpeg(shown, time_message(seen.stamp), camera))
 
     def failed(self, error: Exception) -> None:
-        """Report a failure, which ended the session. Does not return where the GPU is lost."""
+        """Report a failure, which ended the session. Does not return if the GPU is lost."""
         end_if_lost(error)
         with self._counting:
             self._failures, self._failure = self._failures + 1, f'{type(error).__name__}: {error}'
@@ -235,17 +235,17 @@ class WorldActivation:
                     'odometry': 'measured' if self._odometry else 'not heard: executed commands stand in'}
 
     def _mounted(self) -> None:
-        """Go on with the camera where tf says that it is; poses of two places do not go together."""
+        """Apply the camera pose from tf, in a new episode: poses of two mounts must not be mixed."""
         if self._parts.optical is not None:
             self.worker.optical = self._parts.optical
             self.intake.begin_episode()
 
     def _base(self, stamp: int) -> np.ndarray:
-        """The base's pose x, y, yaw at an image's stamp, as measured or else by executed actions."""
+        """Return the base's pose x, y, yaw at an image's stamp, from odometry, else from executed actions."""
         measured = self._parts.odometry.readings.at(stamp)
         if (measured is not None) != self._odometry:
             self._odometry = measured is not None
-            self.intake.begin_episode()  # poses of two origins do not go together
+            self.intake.begin_episode()  # poses of two origins must not be mixed
         if measured is not None:
             self._pose = measured[0]
         elif self._stamp and stamp > self._stamp:

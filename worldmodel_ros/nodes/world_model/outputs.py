@@ -1,4 +1,4 @@
-"""What the world model node tells: the command at once, all else from a thread of its own; and how it is doing."""
+"""The world model node's outputs: commands, published at once, everything else from a separate thread; and statistics."""
 
 import math
 import queue
@@ -32,20 +32,20 @@ from worldmodel_ros.safety.gate import Policy
 if TYPE_CHECKING:
     from worldmodel_ros.nodes.world_model.node import Activation
 
-_WAITING = 8  # messages at most that wait to be published
+_WAITING = 8  # length of the publishing queue
 _LINE_WIDTH = 0.03  # m
 _GAP = 2  # pixels, between two images of a strip
 _RATE_WINDOW = 30  # images
-_FEW_PREDICTIONS = 0.5  # of the ticks, below which a person is told
-_PREDICTIONS_SETTLED = 3.0  # s of ticks, before which their rate tells nothing
+_FEW_PREDICTIONS = 0.5  # fraction of the tick rate, below which the diagnostics warn
+_PREDICTIONS_SETTLED = 3.0  # s of ticks, before which the rate of predictions is not meaningful
 _LATENCY_WINDOW = 1000  # ticks
-_RATE_TOLERANCE = 0.1  # of the expected frequency, relative
+_RATE_TOLERANCE = 0.1  # relative, of the expected frequency
 
 
 class Outputs:
     """
-    The publishers of an engine's results. ``command`` is safe from any thread; so are the others, which return
-    at once.
+    The publishers of an engine's results. ``command`` publishes before it returns; ``status``, ``decided`` and ``prediction``
+    only queue. All four are thread-safe.
     """
 
     def __init__(self, node: LifecycleNode, action_names: tuple[str, ...], step_period: float,
@@ -61,7 +61,7 @@ class Outputs:
             make(MarkerArray, 'decision_paths', STATUS)]
         (self._command, self._status, self._future, self._image, self._path, self._decision,
          self._decision_paths) = self._publishers
-        self._told: tuple[Decided | None, Decision] = None, Decision()  # the newest one as a message
+        self._told: tuple[Decided | None, Decision] = None, Decision()  # the newest decision and its message
         self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(_WAITING)
         self._thread: threading.Thread | None = None
         self.skipped = 0
@@ -73,7 +73,7 @@ class Outputs:
         self._thread = thread
 
     def stop(self) -> None:
-        """Publish what waits, and end the thread."""
+        """Publish queued messages and end the thread."""
         if self._thread:
             self._queue.put(None)
             self._thread.join()
@@ -85,12 +85,12 @@ class Outputs:
             self._node.destroy_lifecycle_publisher(publisher)
 
     def command(self, answer: Answer) -> None:
-        """Publish the command of an answer, if it has one, before this returns."""
+        """Publish the command of an answer, if it has one, before returning."""
         if answer.tier is not Tier.NONE:
             self._command.publish(action_chunk(answer, self._names, self._period, self._base_frame))
 
     def status(self, answer: Answer, age: float, camera_frame: str) -> None:
-        """Publish how a tick stood; ``age`` as in ``deadline_status``."""
+        """Publish the deadline status of a tick; ``age`` as in ``deadline_status``."""
         self._later(lambda: self._status.publish(deadline_status(answer, age, camera_frame)))
 
     def decided(self, decided: Decided) -> None:
@@ -115,7 +115,7 @@ class Outputs:
         self._later(publish)
 
     def _message_of(self, decided: Decided) -> Decision:
-        """Return how a command was decided, as a message; from the publishing thread."""
+        """Return how a command was decided, as a message. Call it on the publishing thread."""
         if self._told[0] is not decided:
             self._told = decided, decisions.decision(decided, self._base_frame)
         return self._told[1]
@@ -143,7 +143,7 @@ def action_chunk(answer: Answer, names: list[str], step_period: float, frame_id:
 
 
 def deadline_status(answer: Answer, age: float, frame_id: str) -> DeadlineStatus:
-    """Return how a tick stood; ``age`` is that of the observation at the answer, by ROS time [s]."""
+    """Return the deadline status of a tick; ``age``: of the observation at the answer, by ROS time [s]."""
     counts = answer.counts
     return DeadlineStatus(
         header=header(answer.stamp, frame_id), episode_id=answer.episode, sequence=answer.sequence,
@@ -155,7 +155,7 @@ def deadline_status(answer: Answer, age: float, frame_id: str) -> DeadlineStatus
 
 def predicted_future(prediction: Prediction, names: list[str], step_period: float, base_frame: str,
                      camera_frame: str) -> PredictedFuture:
-    """Return a decoded prediction."""
+    """Return a decoded prediction as a message."""
     observation, future = prediction.observation, prediction.future
     return PredictedFuture(
         header=header(observation.stamp, camera_frame), episode_id=observation.episode,
@@ -180,10 +180,9 @@ def strip(prediction: Prediction) -> np.ndarray:
 
 def predicted_path(future: Any, stamp: int, step_period: float, frame_id: str) -> MarkerArray:
     """
-    Return where the actions of a future lead, from green (safe, or no contacts are known) to red (a contact is certain), in the
-    base frame.
+    Return the path of a future's actions, from green (safe, or contacts unknown) to red (contact certain), in the base frame.
 
-    It is shown for as long as the plan has actions: what stays on a screen longer is no plan any more.
+    The marker's lifetime is the duration of the plan, so that no outdated plan is shown.
     """
     poses = path(future.actions, step_period)
     marker = Marker(header=header(stamp, frame_id), ns='plan', type=Marker.LINE_STRIP,
@@ -199,15 +198,13 @@ def predicted_path(future: Any, stamp: int, step_period: float, frame_id: str) -
 
 
 class Statistics:
-    """
-    Since the activation: warm-up is not in it. Images come from one thread and answers from several.
-    """
+    """Statistics since activation, without warm-up. Images come from one thread and answers from several."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._received: deque[float] = deque(maxlen=_RATE_WINDOW)
         self._stamps: deque[float] = deque(maxlen=_RATE_WINDOW)
-        self._steps: deque[float] = deque(maxlen=_RATE_WINDOW)  # s, between ticks of one episode
+        self._steps: deque[float] = deque(maxlen=_RATE_WINDOW)  # s, between consecutive ticks of an episode
         self._newest = 0, 0  # episode and stamp [ns] of the newest tick
         self._latencies: deque[float] = deque(maxlen=_LATENCY_WINDOW)
         self._delay = 0.0
@@ -219,7 +216,7 @@ class Statistics:
         self.dropped = 0
 
     def image(self, observation: Observation, delay: float) -> None:
-        """Count a tick; ``delay``: its age on receipt by ROS time [s]."""
+        """Count a tick; ``delay``: its age on receipt, by ROS time [s]."""
         with self._lock:
             self._first = observation.received if self._first is None else self._first
             self._received.append(observation.received)
@@ -230,13 +227,13 @@ class Statistics:
                 self._steps.append((observation.stamp - stamp) / NS)
 
     def misfit(self, step_period: float) -> str:
-        """Say why the camera's rate of the last seconds does not go with the model, and what to do; '' if it does."""
+        """Return why the camera's recent rate does not suit the model, and what to do; '' if it does."""
         with self._lock:
             steps = list(self._steps)
         return misfit(steps, step_period, Policy().command_timeout)
 
     def answered(self, answer: Answer, age: float) -> None:
-        """Count an answer to an observation that was ``age`` s old by ROS time when it went out."""
+        """Count an answer to an observation that was ``age`` s old, by ROS time, when the answer went out."""
         with self._lock:
             self.counts = answer.counts
             if answer.tier is not Tier.NONE and answer.latency:
@@ -244,7 +241,7 @@ class Statistics:
                 self._age, self._oldest = age, max(self._oldest, age)
 
     def predicted(self, now: float) -> None:
-        """Count a prediction that is published at the steady time ``now`` [s]."""
+        """Count a prediction published at the steady time ``now`` [s]."""
         with self._lock:
             self.predictions += 1
             self._predicted.append(now)
@@ -253,9 +250,9 @@ class Statistics:
 
     def few_predictions(self, now: float, fastest: float) -> str:
         """
-        Say at which rate predictions come, where that is far below the ticks'; '' if it is not.
+        Return a warning if predictions come at a far lower rate than ticks, else ''.
 
-        ``fastest``: the rate that the machine could keep up with, by its measured times [Hz].
+        ``fastest``: the rate that the machine could sustain, by its measured times [Hz].
         """
         with self._lock:
             ticks, predictions = _rate([*self._received, now]), self._prediction_rate(now)
@@ -271,9 +268,7 @@ class Statistics:
         return len(recent) / (now - since) if now > since else 0.0
 
     def values(self, now: float, step_period: float) -> dict[str, Any]:
-        """
-        Return the key-value pairs of a report at the steady time ``now`` [s]; the largest age begins again.
-        """
+        """Return the key-value pairs of a report at the steady time ``now`` [s], and reset the largest age."""
         with self._lock:
             counts = self.counts
             p50, p99, largest = (np.percentile(self._latencies, (50, 99, 100)) * 1e3 if self._latencies
@@ -300,7 +295,7 @@ def _rate(times: Sequence[float]) -> float:
 
 
 def judge(engine: Any, activation: 'Activation') -> tuple[bytes, str]:
-    """Return level and message of a diagnostic_msgs/DiagnosticStatus: what stops the robot, else all that is amiss."""
+    """Return level and message of a diagnostic_msgs/DiagnosticStatus: what stops the robot, else all warnings."""
     if refusal := activation.camera.correction.refusal:
         return ERROR, refusal
     if activation.missing_input:

@@ -1,4 +1,4 @@
-"""What the parameters of the world model node mean for the engine."""
+"""Builds the settings of engine and control from the world model node's parameters."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -10,7 +10,7 @@ from worldmodel_ros.inputs.ticks import FrameSettings
 from worldmodel_ros.parameters.declaration import Param
 from worldmodel_ros.parameters.world_model_node import PARAMETERS
 
-ENGINE = ('model', 'backend', 'threads', 'gpus', 'parallel')  # what an engine is chosen by, as ``engine.load`` names it
+ENGINE = ('model', 'backend', 'threads', 'gpus', 'parallel')  # the parameters that are passed to ``engine.load``
 
 
 def parameters(configured: Callable[[], bool],
@@ -18,8 +18,7 @@ def parameters(configured: Callable[[], bool],
     """
     Return the parameters of a node, with the checks that depend on its state.
 
-    ``configured`` tells whether the node has an engine by now; ``goal_refusal`` returns why a goal cannot be set,
-    or None.
+    ``configured`` tells whether the node has an engine; ``goal_refusal`` returns why a goal cannot be set, or None.
     """
     def of_node(param: Param) -> Param:
         def check(value: Any) -> str | None:
@@ -35,7 +34,7 @@ def parameters(configured: Callable[[], bool],
 
 
 def inconsistency(values: Mapping[str, Any]) -> str | None:
-    """Return why the parameters do not go together, or None."""
+    """Return why the parameters are inconsistent, or None."""
     if not values['reserve_s'] < values['deadline_s']:
         return (f'reserve_s ({values["reserve_s"]} s) must be less than deadline_s '
                 f'({values["deadline_s"]} s), or no model could ever answer')
@@ -43,7 +42,7 @@ def inconsistency(values: Mapping[str, Any]) -> str | None:
 
 
 def set_faults(faults: Faults, values: Mapping[str, Any]) -> None:
-    """Make the engine as faulty as the parameters say."""
+    """Set the engine's injected faults from the parameters."""
     faults.delay = values['fault_delay_ms'] / 1e3
     faults.nan, faults.fail, faults.cuda = values['fault_nan'], values['fault_raise'], values['fault_cuda_error']
 
@@ -54,6 +53,6 @@ def ladder_settings(values: Mapping[str, Any]) -> Settings:
 
 
 def frame_settings(values: Mapping[str, Any]) -> FrameSettings:
-    """Return what decides which images are ticks."""
+    """Return the settings that decide which images are ticks."""
     return FrameSettings(values['tick_tolerance_s'], values['time_jump_s'], values['frozen_camera_timeout_s'],
                          values['frozen_camera_recovery'])

@@ -1,8 +1,7 @@
 """
-The services of the world model that take a while: what-if questions, sessions to and from files.
+The slow services of the world model: what-if requests, and saving and loading sessions.
 
-They are served by an executor and a thread of their own. The work itself is done by the engine's thread, between two
-ticks.
+They are served by a separate executor and thread. The work itself is done by the engine's thread, between ticks.
 """
 
 import math
@@ -29,18 +28,18 @@ from worldmodel_ros.nodes.world_model.inputs import Intake
 from worldmodel_ros.srv import SessionFile, WhatIf
 
 _FILE_TIMEOUT = 5.0      # s, for the engine's part of saving or loading a session
-_GRACE = 0.2             # s, for the engine to hand over the finished branches of a question whose time is over
+_GRACE = 0.2             # s after the deadline, for the engine to return the branches that it has finished
 
 
 class _NotYet(Exception):
-    """What was promised is not there yet."""
+    """A promise has no result yet."""
 
 
 @dataclass(frozen=True)
 class Context:
     """
-    What an active node can answer with. ``intake`` knows the goal and the camera's frame. ``horizon`` and ``timeout``: where a
-    request leaves them open [s]; ``denoising_steps``: of what is imagined for it. ``sessions``: gives where they are kept.
+    What an active node answers with. ``intake`` has the goal and the camera's frame. ``horizon`` and ``timeout``: defaults for
+    requests that give none [s]; ``denoising_steps``: of the predictions. ``sessions`` returns the folder of saved sessions.
     """
 
     worker: Worker
@@ -54,8 +53,7 @@ class Context:
 
 
 class SlowServices(ServiceThread):
-    """Serves ``~/what_if``, ``~/save_session`` and ``~/load_session`` of a node; ``context`` is None while that is not
-    active."""
+    """Serves ``~/what_if``, ``~/save_session`` and ``~/load_session`` of a node; ``context`` is None while it is inactive."""
 
     def __init__(self, node: LifecycleNode) -> None:
         super().__init__(node, f'_{node.get_name()}_services', 'services')
@@ -78,7 +76,7 @@ class SlowServices(ServiceThread):
                 response.success, response.message = False, str(error)
             except CancelledError:
                 response.success, response.message = False, 'the node was deactivated meanwhile'
-            except Exception as error:  # an executor that lets it through ends, and the services with it
+            except Exception as error:  # uncaught, it would end the executor and with it the services
                 self.node.get_logger().error(f'{type(request).__qualname__} failed: {error!r}')
                 response.success, response.message = False, f'{type(error).__name__}: {error}'
             return response
@@ -91,7 +89,7 @@ class SlowServices(ServiceThread):
         promise = context.worker.ask(question)
         try:
             answer = _result(promise, max(0.0, question.due - time.monotonic()) + _GRACE)
-        except _NotYet:  # the engine is busy with one long piece of work; it drops a question whose time is over
+        except _NotYet:  # the engine is busy; it drops a question whose deadline has passed
             promise.cancel()
             answer = Answer(0)
         response.header = header(answer.stamp, context.intake.camera_frame)
@@ -123,7 +121,7 @@ class SlowServices(ServiceThread):
 
 
 def to_question(context: Context, request: WhatIf.Request, now: float) -> Question:
-    """Return the question of a request that came ``now`` (steady, s). Raises RequestError."""
+    """Return the question of a request received at ``now`` (steady, s). Raises RequestError."""
     spec = context.spec
     askable = Askable(spec.step_period, spec.action_names, spec.action_low, spec.action_high, spec.goals, MAX_STEPS,
                       context.horizon)
@@ -151,10 +149,10 @@ def _branch(context: Context, name: str, future: object, stamp: int, goal: str, 
 
 
 def _result(promise: Promise, timeout: float) -> Any:
-    """Return the result of a promise, or raise what it raises; _NotYet after ``timeout`` s."""
+    """Return the result of a promise or raise its exception; raise _NotYet after ``timeout`` s."""
     try:
         return promise.result(timeout)
     except TimeUp:
-        if promise.done():  # the work itself may have met with a time-out, of a network's disk, say
+        if promise.done():  # the TimeoutError may be the work's own, of a network disk, say
             return promise.result()
         raise _NotYet from None
