@@ -1,5 +1,5 @@
 """
-Starts the nodes: one description of what runs, read by the launch files and by the supervisor.
+Starts the nodes from one description, which both the launch files and the supervisor read.
 
-What each node does belongs to ``nodes``.
+The nodes themselves are in ``nodes``.
 """

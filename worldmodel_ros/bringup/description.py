@@ -1,4 +1,4 @@
-"""The description of what runs (config/bringup.yaml): reading, checking, and resolving it for one robot."""
+"""The description of the nodes to run (config/bringup.yaml): reading, checking, and resolving it for one robot."""
 from __future__ import annotations
 
 import os
@@ -16,43 +16,44 @@ TARGETS = ('sim', 'robot', 'replay')
 
 
 class DescriptionError(ValueError):
-    """The description, or a value given for one of its arguments, cannot be used."""
+    """The description, or a value given for one of its arguments, is invalid."""
 
 
 @dataclass(frozen=True)
 class NodeDescription:
-    """One node in a process of its own: what to run, and with which files, parameters and remappings."""
+    """One node and its process: the executable, parameter files, parameters and remappings."""
 
     name: str
     package: str
     executable: str
     lifecycle: bool = False
-    only_for: tuple[str, ...] = ()  # of TARGETS; empty: for all
-    only_with: tuple[str, ...] = ()  # arguments: without a value for any, with false or another machine's URL, it does not run
-    shared: bool = False          # one process for all robots, and no ROS node: its parameters are options
+    only_for: tuple[str, ...] = ()  # of TARGETS; empty: all
+    only_with: tuple[str, ...] = ()  # arguments; runs only if one has a value other than false or another machine's URL
+    shared: bool = False          # one process for all robots, not a ROS node: its parameters are command-line options
     parameter_files: tuple[Path, ...] = ()
-    parameters: Mapping[str, Any] = field(default_factory=dict)  # win over the files
+    parameters: Mapping[str, Any] = field(default_factory=dict)  # override the files
     remappings: Mapping[str, str] = field(default_factory=dict)
     respawn: bool = False
     respawn_delay: float = 0.0    # s
-    required: bool = False        # when it ends, all is over
-    environment: Mapping[str, str] = field(default_factory=dict)  # of this process alone
-    environment_on_this_machine: Mapping[str, str] = field(default_factory=dict)  # over it, where DDS is to go no further
+    required: bool = False        # when it ends, everything is stopped
+    environment: Mapping[str, str] = field(default_factory=dict)  # of this process only
+    environment_on_this_machine: Mapping[str, str] = field(default_factory=dict)  # overrides it if DDS stays on this machine
 
     def full_name(self, namespace: str = '') -> str:
-        """Return the node's name in the graph, such as /robot1/command_gate; a shared one is in no namespace."""
+        """Return the node's name in the graph, such as /robot1/command_gate; shared processes have no namespace."""
         return absolute_namespace('' if self.shared else namespace).rstrip('/') + '/' + self.name
 
     def enclave(self, namespace: str = '') -> list[str]:
-        """Return the options that name the node's enclave, its full name, where nodes are told to be secure."""
+        """Return the options that set the node's enclave to its full name, if DDS security is requested, else none."""
         return ['--enclave', self.full_name(namespace)] if dds_security.is_asked_for(os.environ) else []
 
     def own_environment(self, inherited: Mapping[str, str], shared: Mapping[str, str]) -> dict[str, str]:
         """
-        Return this node's own variables that apply: those for which ``inherited`` has no value but the shared one.
+        Return this node's own variables, except those that the user has set: for which ``inherited`` has a value other than the
+        shared one.
 
-        Those for this machine only stand in for ROS_AUTOMATIC_DISCOVERY_RANGE=LOCALHOST, where no peers of other machines are
-        named, and nothing of ``environment`` has been set by the user.
+        ``environment_on_this_machine`` applies with ROS_AUTOMATIC_DISCOVERY_RANGE=LOCALHOST, if no static peers are named and
+        the user has set no variable of ``environment``.
         """
         own = {name: value for name, value in self.environment.items() if inherited.get(name) in (None, shared.get(name))}
         if (len(own) == len(self.environment) and inherited.get('ROS_AUTOMATIC_DISCOVERY_RANGE') == 'LOCALHOST'
@@ -61,13 +62,13 @@ class NodeDescription:
         return own
 
     def command_line(self, namespace: str = '') -> list[str]:
-        """Return the arguments that configure a process as this node, or as this shared process."""
+        """Return the command-line arguments of this node or shared process."""
         if self.shared:
             return [f'--{name.replace("_", "-")}={value}' for name, value in self.parameters.items()]
         return self.ros_arguments(namespace)
 
     def ros_arguments(self, namespace: str = '') -> list[str]:
-        """Return the command line, from --ros-args on, that configures a process as this node."""
+        """Return the command-line arguments of this node, from --ros-args on."""
         arguments = ['--ros-args', *self.enclave(namespace), '-r', f'__node:={self.name}']
         if namespace:
             arguments += ['-r', f'__ns:={absolute_namespace(namespace)}']
@@ -76,15 +77,15 @@ class NodeDescription:
         for path in self.parameter_files:
             arguments += ['--params-file', str(path)]
         for name, value in self.parameters.items():
-            # JSON-like flow style: the parameter parser of rcl reads the value as YAML.
+            # Flow style: rcl parses the value as YAML.
             text = yaml.dump(value, Dumper=_QuotedText, default_flow_style=True, width=float('inf'))
-            text = text.removesuffix('...\n').strip()  # the end mark that YAML puts after a bare scalar
+            text = text.removesuffix('...\n').strip()  # the end marker that YAML puts after a bare scalar
             arguments += ['-p', f'{name}:={text}']
         return arguments
 
 
 class _QuotedText(yaml.SafeDumper):
-    """Writes text in quotes always: rcl takes more of it for numbers (1e5) than PyYAML does."""
+    """Always quotes text: rcl reads more of it as numbers (1e5) than PyYAML does."""
 
     def represent_str(self, text: str) -> yaml.ScalarNode:
         return self.represent_scalar('tag:yaml.org,2002:str', text, style="'")
@@ -95,18 +96,18 @@ _QuotedText.add_representer(str, _QuotedText.represent_str)
 
 @dataclass(frozen=True)
 class Argument:
-    """A value given at the start, by name, and the parameters and remappings that it sets."""
+    """A named value given at the start, and the parameters and remappings that it sets."""
 
     name: str
-    description: str = ''         # empty: that of the parameter which it sets
+    description: str = ''         # empty: that of the parameter that it sets
     default: Any = None           # None: the parameter files decide
-    text: bool = False            # the parameters are text: 007, no and 1e5 are, too. Otherwise it is read as YAML
-    values: Mapping[Any, Any] = field(default_factory=dict)       # what a value stands for, where it is not itself
+    text: bool = False            # the value is text, even 007, no or 1e5; otherwise it is read as YAML
+    values: Mapping[Any, Any] = field(default_factory=dict)       # given value -> parameter value, where they differ
     parameters: Mapping[str, str] = field(default_factory=dict)   # node -> parameter
     remappings: Mapping[str, str] = field(default_factory=dict)   # node -> topic
 
     def meant(self, given: Any) -> Any:
-        """Return the parameters' value that a given value stands for."""
+        """Return the parameter value for a given value."""
         read = _read(given)
         if isinstance(read, Hashable) and read in self.values:
             return self.values[read]
@@ -115,7 +116,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Description:
-    """Which nodes run, in starting order, the arguments that change them, and the environment they share."""
+    """The nodes to run, in starting order, the arguments that configure them, and their shared environment."""
 
     nodes: tuple[NodeDescription, ...]
     arguments: tuple[Argument, ...] = ()
@@ -128,10 +129,10 @@ class Description:
         Return the nodes of one robot with the arguments applied, in starting order.
 
         :param target: 'sim' (the simulated robot is one of the nodes), 'robot', or 'replay' (a bag is played).
-        :param arguments: values by argument name; text is read as YAML, as ``ros2 launch name:=value`` gives
-            text, unless the argument is one of text. None or '' leaves an argument at its default.
-        :param parameter_files: read after the files of the description, so that they win over these.
-        :param parameters: values by node and parameter, which win over everything else.
+        :param arguments: values by argument name; text, as in ``ros2 launch name:=value``, is read as YAML unless the
+            argument is a text argument. None or '' leaves an argument at its default.
+        :param parameter_files: read after the files of the description, which they override.
+        :param parameters: values by node and parameter, which override everything else.
         :raises DescriptionError: for an unknown target, argument or node, or a file that does not exist.
         """
         if target not in TARGETS:
@@ -156,16 +157,16 @@ class Description:
         return tuple(self._apply(node, given, extra, parameters.get(node.name, {})) for node in nodes)
 
     def arguments_for(self, target: str) -> tuple[Argument, ...]:
-        """Return the arguments that change a node of a target."""
+        """Return the arguments that affect a node of a target."""
         names = {node.name for node in self.nodes if target in (node.only_for or TARGETS)}
         return tuple(argument for argument in self.arguments
                      if names & {*argument.parameters, *argument.remappings})
 
     def help(self, argument: Argument) -> str:
-        """Return what an argument is for: its own description, or else what is declared of the first parameter that it sets."""
+        """Return the description of an argument, by default that of the first parameter that it sets."""
         if argument.description:
             return argument.description
-        from worldmodel_ros.parameters.tables import TABLES  # only now: a node is started without
+        from worldmodel_ros.parameters.tables import TABLES  # lazily: not needed to start nodes
         executables = {node.name: node.executable for node in self.nodes}
         return next((param.help() for node, name in argument.parameters.items()
                      for param in TABLES.get(executables[node], ()) if param.name == name), '')
@@ -186,7 +187,7 @@ class Description:
 
 
 def _read(value: Any) -> Any:
-    """The value of an argument, which ``ros2 launch name:=value`` gives as text; what is no YAML stays text."""
+    """Return the value of an argument, parsed as YAML if it is text; invalid YAML stays text."""
     try:
         return yaml.safe_load(value) if isinstance(value, str) else value
     except yaml.YAMLError:
@@ -194,12 +195,12 @@ def _read(value: Any) -> Any:
 
 
 def _asks(value: Any) -> bool:
-    """Whether a value asks for a process of this machine."""
+    """Return whether a value requests a process on this machine."""
     return _read(value) is not False and '://' not in str(value)
 
 
 def absolute_namespace(namespace: str) -> str:
-    """Return a namespace with its leading slash, '/' for none."""
+    """Return a namespace with a leading slash, '/' for none."""
     return '/' + namespace.strip('/')
 
 
@@ -207,7 +208,7 @@ def load(path: str | Path | None = None) -> Description:
     """
     Read a description; by default the package's own config/bringup.yaml.
 
-    :raises DescriptionError: naming the file, the entry, what is wrong with it and what is allowed.
+    :raises DescriptionError: naming the file, the entry, what is wrong and what is allowed.
     """
     path = Path(path) if path else config_directory() / 'bringup.yaml'
     try:
@@ -220,7 +221,7 @@ def load(path: str | Path | None = None) -> Description:
 
 
 class _Reader:
-    """Turns parsed YAML into a Description; every complaint says in which file and entry."""
+    """Converts parsed YAML to a Description; every error names the file and entry."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -245,7 +246,7 @@ class _Reader:
             self._environment('environment', content.get('environment')))
 
     def _node(self, where: str, entry: Any) -> NodeDescription:
-        # In the file ``parameters`` names files: values belong into these, or into an argument.
+        # In the file, ``parameters`` names parameter files; values belong in those or in an argument.
         self._mapping(where, entry, {f.name for f in fields(NodeDescription)} - {'parameter_files'},
                       required={'name', 'package', 'executable'})
         where = f"{where} ({entry['name']})"

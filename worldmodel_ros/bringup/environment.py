@@ -9,16 +9,16 @@ from collections.abc import Mapping
 
 DISCOVERY_RANGE = 'ROS_AUTOMATIC_DISCOVERY_RANGE'
 
-# The ports of higher domains reach into the range that Linux gives to outgoing connections.
+# The ports of higher domains overlap Linux's ephemeral port range.
 DOMAIN_IDS = range(1, 102)
-# RTPS 2.2, 9.6.1.1: from a domain's first port, the one for multicast, which goes unused where discovery is
-# limited to this machine, and those for the metatraffic of the first participants.
+# RTPS 2.2, 9.6.1.1: offsets from a domain's first port: multicast, unused if discovery is limited to this machine, and the
+# metatraffic of the first participants.
 _PORTS = (0, *range(10, 74, 2))
 
 
 def free_domain_id() -> int:
     """
-    Return a random ROS domain that no process of this machine uses.
+    Return a random ROS domain that is not in use on this machine.
 
     :raises RuntimeError: if all of DOMAIN_IDS are taken.
     """
@@ -41,22 +41,22 @@ def _is_free(port: int) -> bool:
 def node_environment(description: Mapping[str, str], domain_id: int, ros_home: str, *,
                      this_machine_only: bool) -> dict[str, str]:
     """
-    Return the environment for the nodes: this process's own, completed where it leaves something open.
+    Return the environment for the nodes: this process's own, with defaults for unset variables.
 
     :param description: variables that apply unless the user has set them.
-    :param domain_id: the nodes' ROS_DOMAIN_ID, which wins over an inherited one.
+    :param domain_id: the nodes' ROS_DOMAIN_ID, which overrides an inherited one.
     :param ros_home: where ROS writes its logs, unless ROS_HOME is set.
-    :param this_machine_only: hear no other machine, unless ROS_AUTOMATIC_DISCOVERY_RANGE is set: for what is simulated
-        or played, which must not drive a robot in the next room. A real robot's camera may well be on another machine.
+    :param this_machine_only: limit discovery to this machine, unless ROS_AUTOMATIC_DISCOVERY_RANGE is set. For simulation and
+        replay, which must not drive a real robot nearby; a real robot's camera may well be on another machine.
     """
     environment = dict(os.environ)
     defaults = {
         **description,
-        # The wheels do not set it, and nothing of ROS is found without.
+        # The wheels do not set it, and ROS finds none of its packages without it.
         'AMENT_PREFIX_PATH': sys.prefix,
         'ROS_HOME': ros_home,
         **({DISCOVERY_RANGE: 'LOCALHOST'} if this_machine_only else {}),
-        # Without it the last words of a process that dies stay in its buffer.
+        # Otherwise the last output of a crashed process stays in its buffer.
         'PYTHONUNBUFFERED': '1',
     }
     for name, value in defaults.items():
@@ -66,6 +66,6 @@ def node_environment(description: Mapping[str, str], domain_id: int, ros_home: s
 
 
 def network(environment: Mapping[str, str]) -> str:
-    """Return, for a person, in which part of the network nodes with this environment hear others."""
+    """Return a description of the part of the network in which nodes with this environment discover others."""
     discovery_range = environment.get(DISCOVERY_RANGE) or 'SUBNET, as ROS does by default'
     return f'ROS_DOMAIN_ID={environment["ROS_DOMAIN_ID"]}, {DISCOVERY_RANGE}={discovery_range}'

@@ -1,4 +1,4 @@
-"""Several robots from one set of arguments: what must differ between them."""
+"""Arguments of several robots, derived from one set: those that must differ between them."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -13,12 +13,12 @@ def robots(target: str, namespaces: Sequence[str], arguments: Mapping[str, Any])
     """
     Return the namespace and the arguments of each robot.
 
-    One robot gets the arguments as they are. Of several, each gets a base frame that begins with its namespace (as the
-    frame_prefix of robot_state_publisher), since frames, unlike topics, are in no namespace; and its own simulated
-    room, if there is a seed, which is that of the first one.
+    A single robot gets the arguments unchanged. With several, each gets a base frame prefixed with its namespace (like the
+    frame_prefix of robot_state_publisher), since frames, unlike topics, have no namespace; and, if a seed is given, its own
+    simulated room, with consecutive seeds starting from that one.
 
-    :raises DescriptionError: for a seed that is no whole number, and for several simulated robots that would each
-        publish a /clock.
+    :raises DescriptionError: for a seed that is not an integer, and for several simulated robots that would each publish
+        /clock.
     """
     if len(namespaces) < 2:
         return [(name, dict(arguments)) for name in namespaces]

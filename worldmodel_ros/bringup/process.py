@@ -1,4 +1,4 @@
-"""One described node as a process: starts it, brings a lifecycle node to active, respawns it, ends it."""
+"""The process of one described node: starts it, activates a lifecycle node, respawns it, ends it."""
 from __future__ import annotations
 
 import functools
@@ -22,19 +22,19 @@ _log = logging.getLogger(__name__)
 
 _PROGRESS_PERIOD = 30.0  # s, between two reports that something is still waited for
 
-# However the supervisor ends, its nodes do too, in good order. (util-linux has had it since 2.33; on a system
-# without, the nodes outlive a supervisor that is killed.)
+# So that the nodes shut down cleanly however the supervisor ends. (In util-linux since 2.33; without it, the nodes outlive a
+# killed supervisor.)
 _DIE_WITH_PARENT = ['setpriv', '--pdeathsig', 'INT', '--'] if shutil.which('setpriv') else []
-# A shell that starts a command in the background has it ignore SIGINT, and so would a node until it has a handler of
-# its own. (Without it, a node that is stopped while it starts is killed after the grace time.)
+# A shell makes a background command ignore SIGINT, and a node would inherit that until it installs its own handler. (Without
+# this option, a node that is stopped while it starts is killed after the grace time.)
 _HEED_INTERRUPT = '--default-signal=INT'
-# SIGINT waits until the process unblocks it; else one while the interpreter starts would leave a traceback.
+# SIGINT stays pending until the process unblocks it; otherwise one during interpreter start-up would print a traceback.
 HOLD_INTERRUPT = '--block-signal=INT'
 
 
 @functools.cache
 def signal_prefix(option: str) -> list[str]:
-    """Return what goes before a command to start it with that option of ``env``; nothing before coreutils 8.31."""
+    """Return the prefix that starts a command with that option of ``env``; empty before coreutils 8.31."""
     prefix = ['env', option]
     try:
         works = subprocess.run([*prefix, 'true'], stderr=subprocess.DEVNULL).returncode == 0
@@ -44,7 +44,7 @@ def signal_prefix(option: str) -> list[str]:
 
 
 def activation_command(node: str, timeout: float) -> list[str]:
-    """Return the command that brings the lifecycle node of that full name to active, in ``timeout`` seconds at most."""
+    """Return the command that activates the lifecycle node of that full name within ``timeout`` seconds."""
     return [sys.executable, '-m', 'worldmodel_ros.nodes.common.lifecycle_client', node, 'active', '--timeout', str(timeout)]
 
 
@@ -52,9 +52,9 @@ class NodeProcess:
     """
     The process of one node, over all its runs.
 
-    ``name`` is the node's full name, ``log_file`` what all its runs have printed, and ``exit_codes`` has the code
-    of each run that has ended, oldest first (-N: ended by signal N). A run that ends with BAD_CONFIGURATION is the
-    last one, whatever the description says.
+    ``name`` is the node's full name, ``log_file`` has the output of all runs, and ``exit_codes`` the code of each finished
+    run, oldest first (-N: ended by signal N). After a run that ends with BAD_CONFIGURATION there is no respawn, whatever the
+    description says.
     """
 
     def __init__(self, node: NodeDescription, namespace: str, environment: Mapping[str, str],
@@ -68,7 +68,7 @@ class NodeProcess:
                          *node.command_line(namespace)]
         self._environment = dict(environment)
         self._activation_timeout = activation_timeout
-        self._lock = threading.Lock()  # of starting and signalling
+        self._lock = threading.Lock()  # for starting and signalling
         self._stopping = threading.Event()
         self._changed = threading.Condition()  # of ``ready`` and ``failure``
         self._ready = False
@@ -78,17 +78,17 @@ class NodeProcess:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the present run, None when there is none."""
+        """Process id of the current run; None if there is none."""
         child = self._child
         return child.pid if child is not None and child.poll() is None else None
 
     @property
     def failure(self) -> str:
-        """Why the process does not run, or a lifecycle node is not active, and nothing more is done about it."""
+        """Why the process has ended for good, or its lifecycle node could not be activated; '' if neither."""
         return self._failure
 
     def start(self) -> None:
-        """Start the process, and bring a lifecycle node to active once it answers; no-op while it runs."""
+        """Start the process, and activate a lifecycle node once it answers; no-op while it runs."""
         with self._lock:
             if self._watcher is not None and self._watcher.is_alive():
                 return
@@ -102,9 +102,9 @@ class NodeProcess:
 
     def wait_ready(self, timeout: float, progress: Callable[[str], None] = lambda text: None) -> None:
         """
-        Wait until the process runs and, being a lifecycle node, is active.
+        Wait until the process runs and, if it is a lifecycle node, is active.
 
-        :param progress: is told now and then that it is still waited for.
+        :param progress: called from time to time with a message while waiting.
         :raises RuntimeError: if it fails or takes longer, with the end of its log.
         """
         began = time.monotonic()
@@ -120,7 +120,7 @@ class NodeProcess:
         raise RuntimeError(f'{self.name}: {problem}. The end of {self.log_file}:\n{self._log_tail()}')
 
     def stop(self, grace: float) -> None:
-        """Interrupt the process and wait for its end; kill it when ``grace`` seconds were not enough."""
+        """Interrupt the process and wait for its end; kill it after ``grace`` seconds."""
         with self._lock:
             self._stopping.set()
             self._signal(signal.SIGINT)
@@ -134,7 +134,7 @@ class NodeProcess:
             watcher.join()
 
     def kill(self) -> None:
-        """End the process at once, by SIGKILL; it comes back if it is to respawn."""
+        """Kill the process by SIGKILL; it comes back if it is to respawn."""
         with self._lock:
             if self.pid is None:
                 return
@@ -147,13 +147,13 @@ class NodeProcess:
 
     def _popen(self, command: list[str]) -> subprocess.Popen:
         with self.log_file.open('ab') as log:
-            # A session of its own: Ctrl-C reaches the supervisor alone, which stops the nodes in order.
+            # In a new session, so that Ctrl-C reaches only the supervisor, which stops the nodes in order.
             return subprocess.Popen(
                 [*signal_prefix(_HEED_INTERRUPT), *_DIE_WITH_PARENT, *command], env=self._environment,
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
 
     def _watch(self, spawned: threading.Event) -> None:
-        # Processes are started in this thread: the kernel takes the end of that for the end of the parent.
+        # Start processes in this thread: for pdeathsig, the kernel takes the end of the starting thread for that of the parent.
         try:
             self._child = self._popen(self._command)
         finally:
@@ -186,8 +186,8 @@ class NodeProcess:
         if not self._node.lifecycle:
             self._report(ready=True)
             return child.wait()
-        # A process of its own rather than a client kept here: this one stays free of ROS, and a newcomer to
-        # the graph cannot take the services of a killed run for those of the present one.
+        # A separate process rather than a client here: this one stays free of ROS, and a new participant cannot confuse the
+        # services of a killed run with those of the current one.
         client = self._popen(activation_command(self.name, self._activation_timeout))
         watcher = threading.Thread(target=self._watch_activation, args=(child, client), daemon=True)
         watcher.start()
@@ -216,7 +216,7 @@ class NodeProcess:
 
 
 def _kill(child: subprocess.Popen) -> None:
-    """Kill a process and wait for its end, and leave nothing of it in the shared memory."""
+    """Kill a process, wait for its end, and remove its shared-memory segments."""
     segments = owned_segments(child.pid)
     child.kill()
     child.wait()

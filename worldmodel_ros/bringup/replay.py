@@ -1,4 +1,4 @@
-"""What a replay needs to know of its bag before anything starts: how the camera was recorded, and who can play it."""
+"""Prepares a replay from its bag before anything starts: how the camera was recorded, and which player is suitable."""
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -8,14 +8,14 @@ from typing import Any
 
 from worldmodel_ros.bringup.description import DescriptionError, absolute_namespace
 
-NAMESPACE = 'replay'  # by default: what is played must not reach the base of a robot on the same domain
+NAMESPACE = 'replay'  # default, so that played commands do not reach the base of a robot on the same domain
 
 
 @dataclass(frozen=True)
 class Replay:
     """
-    ``arguments`` completes those of the bring-up. ``topics`` maps what is played to the relative name that the model
-    takes it by. ``plain``: the messages can go out as they were recorded, so that any player will do.
+    ``arguments``: the completed arguments of the bring-up. ``topics`` maps each played topic to the model's relative topic
+    name. ``plain``: the messages can be published as recorded, so that any player will do.
     """
 
     arguments: dict[str, Any]
@@ -23,7 +23,7 @@ class Replay:
     plain: bool
 
     def ros2_bag_play(self, namespace: str) -> list[str]:
-        """Return the command that plays it where ros2bag is installed, into a namespace."""
+        """Return the ``ros2 bag play`` command that plays it into a namespace; needs ros2bag."""
         given = self.arguments
         prefix = absolute_namespace(namespace).rstrip('/')
         command = ['ros2', 'bag', 'play', given['bag'], '--clock-topics-all', '--disable-keyboard-controls',
@@ -35,10 +35,10 @@ class Replay:
 
 def prepare(arguments: Mapping[str, Any]) -> Replay:
     """
-    Look into the bag that the arguments of a bring-up name.
+    Inspect the bag named in the arguments of a bring-up.
 
-    :param arguments: of config/bringup.yaml, ``bag`` at least; None and '' are taken as not given.
-    :raises DescriptionError: if there is no bag, or it must be said first what in it is what.
+    :param arguments: of config/bringup.yaml, at least ``bag``; None and '' count as not given.
+    :raises DescriptionError: if there is no such bag, or the roles of its topics cannot be guessed.
     """
     from worldmodel_ros.bags.guess import find_mapping
     from worldmodel_ros.bags.playback import COMPRESSED_IMAGE, parts
@@ -54,7 +54,7 @@ def prepare(arguments: Mapping[str, Any]) -> Replay:
         rate = float(given.get('rate', 1.0))
     except ValueError as error:
         raise DescriptionError(f'rate: {given["rate"]!r} is no number') from error
-    # Where a process of another working directory will look for them.
+    # Absolute, for processes with another working directory.
     paths = {name: str(Path(given[name]).expanduser().absolute()) for name in ('bag', 'config', 'record')
              if name in given}
     try:

@@ -1,4 +1,4 @@
-"""The description as actions of ``ros2 launch``; only for the launch files, it needs launch and launch_ros."""
+"""The description as actions of ``ros2 launch``; for the launch files only, since it needs launch and launch_ros."""
 from __future__ import annotations
 
 import signal
@@ -28,7 +28,7 @@ Values = dict[str, str]  # launch argument -> its text
 
 
 def launch_description(target: str) -> LaunchDescription:
-    """Return what starts one robot, 'sim', 'robot' or 'replay', in the namespace that is given."""
+    """Return the launch description of one robot, 'sim', 'robot' or 'replay', in the given namespace."""
     def robots(values: Values) -> list[tuple[str, Values]]:
         return [(values['namespace'], values)]
 
@@ -38,7 +38,7 @@ def launch_description(target: str) -> LaunchDescription:
 
 
 def fleet_description(target: str) -> LaunchDescription:
-    """Return what starts several robots, each in its own namespace (bringup/fleet.py)."""
+    """Return the launch description of several robots, each in its own namespace (bringup/fleet.py)."""
     def robots(values: Values) -> list[tuple[str, Values]]:
         return fleet.robots(target, values['robots'].split(), values)
 
@@ -77,12 +77,12 @@ def _launch_description(target: str, arguments: list[DeclareLaunchArgument],
 
 def _robot_actions(description: Description, target: str, namespace: str, values: Values, inherited: Values,
                    running: set[str]) -> list[Action]:
-    """Start one robot; ``running``: names of the shared processes that another one has started, which is added to."""
+    """Return the actions that start one robot; ``running``: names of shared processes started so far, which is updated."""
     arguments = {argument.name: values[argument.name] for argument in description.arguments_for(target)}
     files = [values['params_file']] if values['params_file'] else []
     replay = prepare(arguments) if target == 'replay' else None
     nodes = description.resolve(target, replay.arguments if replay else arguments, files)
-    player: list[Action] = []  # to be started when the model is active; our own player waits by itself
+    player: list[Action] = []  # started when the model is active; our own player waits by itself
     if replay and replay.plain and find_spec('ros2bag'):
         nodes = [node for node in nodes if node.executable != 'bag_player']
         player.append(_ros2_bag_play(replay, namespace))
@@ -96,7 +96,7 @@ def _robot_actions(description: Description, target: str, namespace: str, values
             action = _shared_action(node, environment)
         else:
             action = _node_action(node, namespace, environment)
-        # Registered before the process starts, or its start is missed.
+        # Register before the process starts, or its start is missed.
         if node.lifecycle and values['autostart'] == 'true':
             command = activation_command(node.full_name(namespace), float(values['activation_timeout']))
             actions += _bring_to_active(node, command, action, player)
@@ -112,8 +112,8 @@ def _ros2_bag_play(replay: Replay, namespace: str) -> ExecuteProcess:
 
 
 def _shared_action(node: NodeDescription, environment: Values) -> ExecuteProcess:
-    # By its own first line, as launch_ros starts the nodes and ``ros2 run`` anything: ``env python3`` is the virtual
-    # environment's that was activated, with torch in it. launch itself runs in the system's.
+    # By its shebang, as with launch_ros and ``ros2 run``: ``env python3`` is the activated virtual environment's, which has
+    # torch; launch itself runs in the system's Python.
     return ExecuteProcess(
         cmd=[str(find_executable(node.package, node.executable)), *node.command_line()], name=node.name,
         respawn=node.respawn, respawn_delay=node.respawn_delay, additional_env=environment, output='screen',
@@ -122,7 +122,7 @@ def _shared_action(node: NodeDescription, environment: Values) -> ExecuteProcess
 
 def _node_action(node: NodeDescription, namespace: str, environment: Values) -> Node:
     kind = LifecycleNode if node.lifecycle else Node
-    # Without its type, launch_ros would read text as YAML: a folder named 20261122 would be a number.
+    # Without a type, launch_ros would parse text as YAML: a folder named 20261122 would be a number.
     parameters = {name: ParameterValue(value, value_type=str) if isinstance(value, str) else value
                   for name, value in node.parameters.items()}
     return kind(
@@ -135,13 +135,13 @@ def _node_action(node: NodeDescription, namespace: str, environment: Values) -> 
 
 
 def _give_up_when_refused(node: NodeDescription, action: ExecuteProcess) -> RegisterEventHandler:
-    """Do not start a process again that has refused its configuration."""
+    """Return the handler that prevents the respawn of a process that has refused its configuration."""
     def end(event: ProcessExited, context: LaunchContext) -> list[Action]:
         if event.returncode != BAD_CONFIGURATION:
             return []
         get_logger(node.name).error(f'it refuses its configuration (exit code {BAD_CONFIGURATION}, the reason is '
                                     'above) and is not started again')
-        # While launch waits for the respawn delay, this calls the respawn off.
+        # During the respawn delay, this cancels the respawn.
         return [EmitEvent(event=ShutdownProcess(process_matcher=matches_action(action)))]
 
     return RegisterEventHandler(OnProcessExit(target_action=action, on_exit=end))
@@ -149,21 +149,20 @@ def _give_up_when_refused(node: NodeDescription, action: ExecuteProcess) -> Regi
 
 def _bring_to_active(node: NodeDescription, command: list[str], action: LifecycleNode,
                      afterwards: list[Action]) -> list[Action]:
-    """Bring the node to active, by that command, after every start; the actions ``afterwards`` come when it has first
-    succeeded."""
-    # Not by launch_ros's ChangeState event: after a crash its client takes the services of the dead run for
-    # those of the new one, and waits for an answer for ever. A process of its own starts without memories.
+    """Return the handlers that activate the node by ``command`` after every start; the first success starts ``afterwards``."""
+    # Not by launch_ros's ChangeState event: after a crash its client confuses the services of the dead run with those of the
+    # new one, and waits for a response forever. A new process has no such stale state.
     clients: list[ExecuteProcess] = []
 
     def start(event: ProcessStarted, context: LaunchContext) -> ExecuteProcess:
         clients.append(ExecuteProcess(
-            # Ctrl-C reaches it too, perhaps before it is there: an end that was asked for is none to complain of.
+            # Ctrl-C reaches it, too, perhaps during its start-up; such an end must not be reported as a failure.
             cmd=[*signal_prefix(HOLD_INTERRUPT), *command, '--zero-when-interrupted'],
             name=f'activate_{node.name}', output='screen', on_exit=follow))
         return clients[-1]
 
     def follow(event: ProcessExited, context: LaunchContext) -> list[Action]:
-        # 0 may also be the code of one that was interrupted, as ``end`` does, or Ctrl-C: the launch is then over.
+        # A client that was interrupted, by ``end`` or by Ctrl-C, also returns 0; the launch is then over.
         due = list(afterwards) if event.returncode == 0 and event.action in clients else []
         del afterwards[:len(due)]
         return due

@@ -4,14 +4,13 @@ import os
 import re
 from pathlib import Path
 
-# A participant keeps, for each of its segments, an exclusive lock on a file of this name. The identity is
-# random and never used again; ports (fastrtps_port<number>) are taken over by the next participant and must
-# stay.
+# A participant holds an exclusive lock on a file of this name for each of its segments. The identity is random and never
+# reused; ports (fastrtps_port<number>) are taken over by the next participant and must stay.
 _LOCK = re.compile(r'/dev/shm/fastrtps_[0-9a-f]{16}_el')
 
 
 def owned_segments(pid: int) -> list[Path]:
-    """Return the lock files of the segments that a running process owns; none if it has gone."""
+    """Return the lock files of the segments that a running process owns; none if it has ended."""
     owned = []
     try:
         descriptors = list(Path(f'/proc/{pid}/fd').iterdir())
@@ -28,7 +27,7 @@ def owned_segments(pid: int) -> list[Path]:
 
 
 def remove_segments(locks: list[Path]) -> int:
-    """Remove those segments whose owner has died, known by its lock being free, and return how many."""
+    """Remove the segments whose owner has died, that is, whose lock is free; return their number."""
     removed = 0
     for lock in locks:
         try:

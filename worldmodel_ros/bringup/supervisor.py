@@ -1,4 +1,4 @@
-"""Runs the described nodes of one or several robots where there is no ``ros2 launch``."""
+"""Runs the described nodes of one or several robots without ``ros2 launch``."""
 from __future__ import annotations
 
 import time
@@ -15,7 +15,7 @@ _POLL = 0.1  # s
 
 class Supervisor:
     """
-    Starts, watches and stops the processes of nodes; as a context manager it leaves none behind.
+    Starts, watches and stops the processes of nodes; as a context manager it stops them all on exit.
 
         description = load()
         with Supervisor(description.environment, 'out/log') as supervisor:
@@ -25,20 +25,18 @@ class Supervisor:
             ...
             supervisor.kill('/world_model_node')
 
-    Nodes are named by their full name. They start in the order in which they were added and stop in the
-    reverse one.
+    Nodes are identified by full name. They start in the order in which they were added and stop in reverse order.
     """
 
     def __init__(self, environment: Mapping[str, str], log_directory: str | Path,
                  domain_id: int | None = None, grace: float = 5.0, *, this_machine_only: bool = True,
                  activation_timeout: float = ACTIVATION_TIMEOUT) -> None:
         """
-        :param environment: variables for all nodes, where the user has not set them
-            (Description.environment).
-        :param log_directory: gets one file a node, and ROS's own logs; made if need be.
-        :param domain_id: ROS domain of the nodes; None takes one that is free.
+        :param environment: variables for all nodes, unless the user has set them (Description.environment).
+        :param log_directory: for one file per node, and ROS's own logs; created if missing.
+        :param domain_id: ROS domain of the nodes; None takes a free one.
         :param grace: time from SIGINT to SIGKILL when a node stops [s].
-        :param this_machine_only: as of ``node_environment``.
+        :param this_machine_only: see ``node_environment``.
         :param activation_timeout: time for a lifecycle node to become active after a start [s].
         """
         self._log_directory = Path(log_directory).absolute()
@@ -59,9 +57,9 @@ class Supervisor:
 
     def add(self, nodes: Iterable[NodeDescription], namespace: str = '') -> None:
         """
-        Add one robot's nodes, without starting them. A shared one that another robot has brought is not added again.
+        Add one robot's nodes without starting them. A shared process that was added before is skipped.
 
-        :raises ValueError: if a node of that name and namespace is there already.
+        :raises ValueError: if a node of that name and namespace exists already.
         :raises NotInstalledError: if an executable cannot be found.
         """
         for node in nodes:
@@ -75,7 +73,7 @@ class Supervisor:
             self.processes[process.name] = process
 
     def start(self) -> None:
-        """Start all nodes that do not run."""
+        """Start all nodes that are not running."""
         for process in self.processes.values():
             process.start()
 
@@ -83,7 +81,7 @@ class Supervisor:
         """
         Wait until all processes run and all lifecycle nodes are active.
 
-        :param progress: is told now and then what is still waited for.
+        :param progress: called from time to time with a message while waiting.
         :raises RuntimeError: if one fails or takes longer than ``timeout`` seconds, with the end of its log.
         """
         deadline = time.monotonic() + timeout
@@ -91,11 +89,11 @@ class Supervisor:
             process.wait_ready(max(0.0, deadline - time.monotonic()), progress)
 
     def failures(self) -> dict[str, str]:
-        """Return, by the names of the nodes that will not run again by themselves, why."""
+        """Return the reasons for which nodes have failed for good, by node name."""
         return {name: process.failure for name, process in self.processes.items() if process.failure}
 
     def wait_for_end(self) -> int:
-        """Wait until a node has ended that is ``required``, and return its exit code; there must be one."""
+        """Wait until a ``required`` node has ended, and return its exit code. Raises ValueError if no node is required."""
         required = [process for process in self.processes.values() if process.required]
         if not required:
             raise ValueError('no node here is required: nothing would ever end this')
@@ -106,17 +104,17 @@ class Supervisor:
             time.sleep(_POLL)
 
     def kill(self, name: str) -> None:
-        """End a node by SIGKILL, as a crash would; it comes back if it is described to respawn."""
+        """Kill a node by SIGKILL, to simulate a crash; it comes back if its description says to respawn."""
         self._process(name).kill()
 
     def restart(self, name: str) -> None:
-        """Stop a node in good order and start it again."""
+        """Stop a node cleanly and start it again."""
         process = self._process(name)
         process.stop(self._grace)
         process.start()
 
     def stop(self) -> None:
-        """Stop all nodes, the last one added first."""
+        """Stop all nodes, in reverse order."""
         for process in reversed(self.processes.values()):
             process.stop(self._grace)
 
