@@ -1,7 +1,7 @@
 """The command line ``worldmodel``: one module per subcommand, each with ``add_parser(subparsers)``.
 
-Building the parser must stay cheap, so that ``--help`` answers at once and on any machine: what is heavy
-(torch, MuJoCo, rclpy, matplotlib) is imported when a subcommand runs.
+Building the parser must stay cheap, so that ``--help`` is fast and works on any machine: heavy modules (torch, MuJoCo, rclpy,
+matplotlib) are imported when a subcommand runs.
 """
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Every subcommand has examples in its own --help.
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line; the chosen subcommand is in ``run`` of what it parses."""
+    """Return the parser of the whole command line; its result has the chosen subcommand in ``run``."""
     top = argparse.ArgumentParser(
         prog='worldmodel', description='Closed-loop robot control with a video world model, on ROS 2, within a latency budget.',
         epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -33,7 +33,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
+    """Run the command line and return the exit code."""
     chosen = parser().parse_args(arguments)
     return chosen.run(chosen)
 

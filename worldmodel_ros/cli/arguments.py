@@ -1,4 +1,4 @@
-"""Values that several subcommands take on the command line."""
+"""Command-line arguments shared by several subcommands."""
 from __future__ import annotations
 
 import argparse
@@ -12,7 +12,7 @@ GOALS = ('red', 'green', 'blue', 'yellow')
 
 
 def positive(text: str) -> float:
-    """A number above zero."""
+    """Parse a number above zero."""
     try:
         value = float(text)
     except ValueError:
@@ -23,7 +23,7 @@ def positive(text: str) -> float:
 
 
 def goals(text: str) -> list[str]:
-    """Colour names, separated by commas."""
+    """Parse colour names, separated by commas."""
     names = [name.strip() for name in text.split(',') if name.strip()]
     unknown = [name for name in names if name not in GOALS]
     if unknown or not names:
@@ -33,12 +33,12 @@ def goals(text: str) -> list[str]:
 
 
 def namespace(text: str) -> str:
-    """A ROS namespace without slashes at its ends; empty: none."""
+    """Return a ROS namespace without leading and trailing slashes; empty: none."""
     return text.strip('/')
 
 
 def assignment(text: str) -> tuple[str, str]:
-    """NAME:=VALUE, as ``ros2 launch`` takes it."""
+    """Parse NAME:=VALUE, as ``ros2 launch`` does."""
     name, assigned, value = text.partition(':=')
     if not (name and assigned):
         raise argparse.ArgumentTypeError(f'{text!r} is not of the form NAME:=VALUE')
@@ -46,7 +46,7 @@ def assignment(text: str) -> tuple[str, str]:
 
 
 def add_bringup(parser: argparse.ArgumentParser) -> None:
-    """Add what changes the nodes that are brought up: ``--set`` and ``--parameters``."""
+    """Add the options that configure the nodes: ``--set`` and ``--parameters``."""
     parser.add_argument('--set', nargs='+', default=[], metavar='NAME:=VALUE', type=assignment,
                         help='arguments of the bring-up, such as model and image (`worldmodel up --show-args` shows them all)')
     parser.add_argument('--parameters', type=Path, nargs='+', default=[], metavar='FILE',
@@ -54,7 +54,7 @@ def add_bringup(parser: argparse.ArgumentParser) -> None:
 
 
 def add_host_files(parser: argparse._ActionsContainer) -> None:
-    """Add the files by which gateways of other hosts are reached: ``--host-token``, ``--host-ca``, ``--host-certificate``."""
+    """Add the files for connecting to gateways of other hosts: ``--host-token``, ``--host-ca``, ``--host-certificate``."""
     parser.add_argument('--host-token', default='', metavar='FILE', help='token with which the gateways of other hosts are '
                         'reached (default: none)')
     parser.add_argument('--host-ca', default='', metavar='FILE', help='authorities of their certificates (default: the '
@@ -64,7 +64,7 @@ def add_host_files(parser: argparse._ActionsContainer) -> None:
 
 
 def add_start(parser: argparse.ArgumentParser) -> None:
-    """Add how nodes are started and watched: ``--logs`` and ``--activation-timeout``."""
+    """Add the options for starting nodes: ``--logs`` and ``--activation-timeout``."""
     parser.add_argument('--logs', type=Path, default=Path('out/log'),
                         help='folder for the nodes\' logs (default: out/log)')
     parser.add_argument('--activation-timeout', type=positive, default=ACTIVATION_TIMEOUT, metavar='S',
@@ -77,7 +77,7 @@ TOPICS = {'image': 'the raw camera image', 'compressed_image': 'the JPEG camera 
 
 
 def add_topics(parser: argparse.ArgumentParser, *names: str) -> None:
-    """Add options for names of TOPICS, which are arguments of the bring-up too; without a value they are None."""
+    """Add options for names of TOPICS, which are also arguments of the bring-up; None if not given."""
     for name in names:
         parser.add_argument(f'--{name.replace("_", "-")}', metavar='TOPIC',
                             help=f'topic of {TOPICS[name]}, where the robot names it otherwise; relative to the '
@@ -85,7 +85,7 @@ def add_topics(parser: argparse.ArgumentParser, *names: str) -> None:
 
 
 def domain_id() -> int | None:
-    """The ROS domain chosen in ROS_DOMAIN_ID, or None; ends the program if it is no number."""
+    """Return the ROS domain in ROS_DOMAIN_ID, or None; exit the program if it is not a number."""
     text = os.environ.get('ROS_DOMAIN_ID', '')
     if not text:
         return None

@@ -1,4 +1,4 @@
-"""``worldmodel calibrate``: what would have to be guessed of a robot, fitted to a recording, or by driving under a deadman."""
+"""``worldmodel calibrate``: fit the parameters of a robot to a recording, or by driving it with a deadman switch."""
 from __future__ import annotations
 
 import argparse

@@ -1,4 +1,4 @@
-"""The checks of ``worldmodel doctor``. Each looks at one thing and names the remedy if it is not well."""
+"""The checks of ``worldmodel doctor``; each checks one thing and gives the remedy if it fails."""
 from __future__ import annotations
 
 import enum
@@ -19,7 +19,7 @@ from worldmodel_ros import dds_security
 EXECUTABLES = ('sim_robot', 'world_model_node', 'command_gate')
 MODULES = ('numpy', 'torch', 'safetensors', 'onnxruntime', 'cv2', 'mujoco', 'matplotlib', 'PIL', 'yaml',
            'rclpy')
-SHARED_MEMORY_NEEDED = 256 * 2 ** 20    # a segment of 32 MiB for each of some participants [bytes]
+SHARED_MEMORY_NEEDED = 256 * 2 ** 20    # several participants with a segment of 32 MiB each [bytes]
 CHILD_TIMEOUT = 60.0                    # [s]
 _INSTALL = 'pip install ., or colcon build and source the workspace'
 
@@ -57,7 +57,7 @@ print(f'{(time.monotonic() - start) * 1e3:.1f}' if picture.std() > 5 else '')
 
 
 class Level(enum.IntEnum):
-    """How bad a finding is."""
+    """Severity of a finding."""
 
     OK = 0
     WARN = 1
@@ -66,7 +66,7 @@ class Level(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found."""
+    """The result of a check."""
 
     level: Level
     text: str
@@ -74,7 +74,7 @@ class Finding:
 
 
 def environment() -> dict[str, str]:
-    """The environment that the nodes will have on this machine."""
+    """Return the environment that the nodes will have on this machine."""
     from worldmodel_ros.bringup.description import load
     from worldmodel_ros.bringup.environment import free_domain_id, node_environment
     logs = Path(tempfile.gettempdir()) / 'worldmodel_doctor'
@@ -82,7 +82,7 @@ def environment() -> dict[str, str]:
 
 
 def python(_: dict[str, str]) -> Finding:
-    """The interpreter."""
+    """Check the interpreter."""
     version = '.'.join(map(str, sys.version_info[:3]))
     if (3, 10) <= sys.version_info[:2] <= (3, 12):
         return Finding(Level.OK, f'Python {version} in {sys.prefix}')
@@ -91,7 +91,7 @@ def python(_: dict[str, str]) -> Finding:
 
 
 def packages(_: dict[str, str]) -> Finding:
-    """Python packages."""
+    """Check that all Python packages are installed."""
     missing = [name for name in MODULES if find_spec(name) is None]
     if missing:
         return Finding(Level.FAIL, f'Python packages are missing: {", ".join(missing)}',
@@ -100,7 +100,7 @@ def packages(_: dict[str, str]) -> Finding:
 
 
 def interfaces(_: dict[str, str]) -> Finding:
-    """The generated ROS messages, and the executables."""
+    """Check the generated ROS messages and the executables."""
     from worldmodel_ros.paths import NotInstalledError, find_executable
     if find_spec('worldmodel_ros.msg') is None:
         return Finding(Level.FAIL, 'worldmodel_ros.msg has not been generated', _INSTALL)
@@ -113,7 +113,7 @@ def interfaces(_: dict[str, str]) -> Finding:
 
 
 def weights(_: dict[str, str]) -> Finding:
-    """The shipped model."""
+    """Check the shipped models."""
     from worldmodel_ros.engine.loading import WEIGHTS
     models = sorted(path.parent for path in WEIGHTS.glob('*/model.json'))
     if not models:
@@ -125,7 +125,7 @@ def weights(_: dict[str, str]) -> Finding:
 
 
 def ros(surroundings: dict[str, str]) -> Finding:
-    """A message over DDS."""
+    """Check that a message goes over DDS."""
     code, output = _child(_ROS, surroundings)
     if code == 0 and output:
         return Finding(Level.OK, f'a message went through {output}')
@@ -137,7 +137,7 @@ def ros(surroundings: dict[str, str]) -> Finding:
 
 
 def security(surroundings: dict[str, str]) -> Finding:
-    """DDS security: whether it is there, and whether nodes are told to use it."""
+    """Check whether DDS security is available, and whether nodes are configured to use it."""
     code, output = _child(_SECURITY, surroundings)
     if code:
         return Finding(Level.FAIL, f'rclpy does not start: {output}',
@@ -160,7 +160,7 @@ def security(surroundings: dict[str, str]) -> Finding:
 
 
 def simulator(surroundings: dict[str, str]) -> Finding:
-    """An image from the simulator."""
+    """Check that the simulator renders an image."""
     backend = surroundings.get('MUJOCO_GL', 'osmesa')
     code, output = _child(_SIMULATOR, surroundings)
     if code == 0 and output:
@@ -171,7 +171,7 @@ def simulator(surroundings: dict[str, str]) -> Finding:
 
 
 def large_images(surroundings: dict[str, str]) -> Finding:
-    """The Fast DDS profile, without which larger images get lost."""
+    """Check for the Fast DDS profile, without which larger images get lost."""
     path = surroundings.get('FASTRTPS_DEFAULT_PROFILES_FILE', '')
     if path and Path(path).is_file():
         return Finding(Level.OK, f'Fast DDS profile {path}')
@@ -181,7 +181,7 @@ def large_images(surroundings: dict[str, str]) -> Finding:
 
 
 def shared_memory(_: dict[str, str]) -> Finding:
-    """Room for Fast DDS' segments."""
+    """Check that there is room for Fast DDS's shared-memory segments."""
     directory = Path('/dev/shm')
     if not directory.is_dir():
         return Finding(Level.WARN, 'no /dev/shm: messages take the slower way over UDP',
@@ -195,7 +195,7 @@ def shared_memory(_: dict[str, str]) -> Finding:
 
 
 def cores(_: dict[str, str]) -> Finding:
-    """Processor cores."""
+    """Check the number of processor cores."""
     count = len(os.sched_getaffinity(0))
     if count < 2:
         return Finding(Level.WARN, f'{count} core: simulator and model will get in each other\'s way',
@@ -204,7 +204,7 @@ def cores(_: dict[str, str]) -> Finding:
 
 
 def real_time(_: dict[str, str]) -> Finding:
-    """Permission for real-time scheduling."""
+    """Check for permission to use real-time scheduling."""
     if os.geteuid() == 0 or resource.getrlimit(resource.RLIMIT_RTPRIO)[0] > 0:
         return Finding(Level.OK, 'real-time priorities may be asked for (parameter realtime_priority)')
     return Finding(
@@ -213,7 +213,7 @@ def real_time(_: dict[str, str]) -> Finding:
 
 
 def camera(image_topic: str, model: str) -> Finding:
-    """A running camera, against the one that a model was trained with."""
+    """Compare a running camera with the one that a model was trained with."""
     from worldmodel_ros.engine.loading import model_folder
     from worldmodel_ros.model.checkpoint_description import ModelError, read_description
     try:
@@ -236,7 +236,7 @@ def camera(image_topic: str, model: str) -> Finding:
 
 
 def _child(program: str, surroundings: dict[str, str]) -> tuple[int, str]:
-    """Exit code and last line of a program in a process of its own: what it loads may crash."""
+    """Return exit code and last line of a program, run in a separate process because what it loads may crash."""
     try:
         done = subprocess.run([sys.executable, '-c', program], env=surroundings, capture_output=True,
                               text=True, timeout=CHILD_TIMEOUT)

@@ -1,4 +1,4 @@
-"""``worldmodel demo``: drive the simulated robot, watch, judge, draw."""
+"""``worldmodel demo``: drive the simulated robot, record and evaluate the run, and write a report."""
 from __future__ import annotations
 
 import argparse
@@ -26,7 +26,7 @@ The exit code is 0 only if the run worked: the robot moved, commands came, none 
 by what they would lead to. It is 3 where the robot was safe but the models too slow on this machine (most commands
 decided without a forecast; with --goal, few predictions in time), and 1 where the run did not work.
 """
-FORECAST = 'tiny'  # that the commands of a task are decided on
+FORECAST = 'tiny'  # on which the commands of a task are decided
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -69,5 +69,5 @@ def _run(chosen: argparse.Namespace) -> int:
 
 
 def _observing(recording: Recording, namespace: str) -> AbstractContextManager:
-    from worldmodel_ros.nodes.demo.observer import observing  # not sooner: rclpy reads its environment when it is loaded
+    from worldmodel_ros.nodes.demo.observer import observing  # lazily: rclpy reads its environment when it is loaded
     return observing(recording, namespace)

@@ -1,4 +1,4 @@
-"""``worldmodel doctor``: what does this machine lack, and how to get it?"""
+"""``worldmodel doctor``: check this machine, and say how to get what is missing."""
 from __future__ import annotations
 
 import argparse

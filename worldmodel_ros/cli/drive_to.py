@@ -1,4 +1,4 @@
-"""``worldmodel drive-to``: a goal by colour, place or image, with what comes of it on the terminal; Ctrl-C cancels it."""
+"""``worldmodel drive-to``: send a goal by colour, place or image, and print feedback and result; Ctrl-C cancels it."""
 from __future__ import annotations
 
 import argparse

@@ -1,4 +1,4 @@
-"""``worldmodel evaluate``: how good is the model on a recording, and would the deadline have held?"""
+"""``worldmodel evaluate``: evaluate models on a recording, with the deadline replayed, or in simulated rooms."""
 from __future__ import annotations
 
 import argparse
@@ -29,7 +29,7 @@ The same frames give the same windows, bit for bit. No ROS is needed.
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
-    """Add the subcommand, whose own subcommands are what can be evaluated."""
+    """Add the subcommand, with one subcommand for each kind of evaluation."""
     parser = subparsers.add_parser(
         'evaluate', help='judge a model on a recording, or on rooms that were not trained on',
         description='Judges models on recorded drives and on simulated rooms.', epilog=_EXAMPLES,
@@ -50,7 +50,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def add_bag(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``evaluate bag``, and what runs it."""
+    """Add the arguments and the run function of ``evaluate bag``."""
     parser.add_argument('bag', nargs='+', type=Path, metavar='BAG', help='rosbag2 folder or file; two are compared')
     parser.add_argument('--config', type=Path, help='YAML file that says which topics are what (default: guessed)')
     parser.add_argument('--model', action='append', metavar='M',
@@ -108,12 +108,12 @@ def _evaluate(chosen: argparse.Namespace, models: list[str]) -> int:
     from worldmodel_ros.machine import machine, versions
     chosen.out.mkdir(parents=True, exist_ok=True)
     given = MeasuredTimes.load(chosen.step_times) if chosen.step_times else None
-    # Files of a comparison are told apart as its evaluations are: A and B.
+    # The files of a comparison are labelled like its evaluations, A and B.
     forecasts = _forecast(chosen) if chosen.forecast else None
     marks = iter(('',) if len(chosen.bag) * len(models) == 1 else ('_a', '_b'))
     evaluations = []
     for model in models:
-        # A session to measure with and one a bag: of a model over tiles, each holds its window of pages.
+        # One session to measure with and one per bag: with a tiled model, each session keeps its window of pages.
         engine, measured = load(model, chosen.backend, sessions=1 + len(chosen.bag)), given
         for bag in chosen.bag:
             mark = next(marks)

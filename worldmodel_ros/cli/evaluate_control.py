@@ -1,4 +1,4 @@
-"""``worldmodel evaluate control``: what are decisions worth where things move?"""
+"""``worldmodel evaluate control``: compare controllers on tasks with moving objects."""
 from __future__ import annotations
 
 import argparse
@@ -27,7 +27,7 @@ _DEFAULT = ('oracle', 'tracker', 'frozen', 'reactive', 'b1', 'b2', 'none', 'one_
 
 
 def add_control(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``evaluate control``, and what runs it."""
+    """Add the arguments and the run function of ``evaluate control``."""
     parser.add_argument('--seeds', required=True, metavar='A:B',
                         help='rooms to drive in, from A up to but not including B; none that training may use')
     parser.add_argument('--tasks', nargs='+', metavar='T',

@@ -1,4 +1,4 @@
-"""``worldmodel evaluate control --ros``: the same tasks, driven by the nodes over real topics, in real time."""
+"""``worldmodel evaluate control --ros``: the same tasks with the real nodes and topics, in real time."""
 from __future__ import annotations
 
 import os
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from worldmodel_ros.nodes.judging.listener import Heard
 
 ROBOT = 'robot'  # name of the controller in the result
-_PATIENCE = 20.0  # s, for an episode besides its own time
+_PATIENCE = 20.0  # s, for an episode in addition to its time limit
 
 
 def drive(tasks: tuple[str, ...], seeds: range, bringup: dict[str, str], log: Path, progress: Callable[[float], None]) -> dict:
-    """The result of so many rooms of each task. ``bringup``: values of its arguments. Raises RuntimeError where an episode
-    does not end."""
+    """Run each task in the rooms of ``seeds``; return the result. ``bringup``: values of bring-up arguments. Raises
+    RuntimeError if an episode does not end."""
     episodes: dict[tuple[str, str], list[Episode]] = {}
     served: dict[str, dict] = {}
     shutil.rmtree(log, ignore_errors=True)
@@ -39,24 +39,24 @@ def drive(tasks: tuple[str, ...], seeds: range, bringup: dict[str, str], log: Pa
 
 
 def judged(heard: Heard, count: int) -> list[Episode]:
-    """Return the first ``count`` rooms that were judged."""
+    """Return the first ``count`` judged episodes."""
     return [Episode(each['seed'], each['succeeded'], each['contacts'], each['seconds'], each['arrivals'], each['reason'])
             for each in heard.ended[:count]]
 
 
 def listen(task: str, seeds: range, bringup: dict[str, str], log: Path, progress: Callable[[float], None]) -> Heard:
-    """Return what was heard of so many rooms of a task, driven by nodes that are started for them. Raises RuntimeError where an
-    episode does not end."""
+    """Start the nodes, run a task in the rooms of ``seeds``, and return what was received. Raises RuntimeError if an episode
+    does not end."""
     description = load()
     nodes = description.resolve('sim', {**bringup, 'task': task, 'seed': seeds.start})
     with Supervisor(description.environment, log) as supervisor:
         supervisor.add(nodes)
-        os.environ.update(supervisor.environment)  # before rclpy is loaded: this process joins their graph
+        os.environ.update(supervisor.environment)  # before loading rclpy, so that this process joins the nodes' graph
         from worldmodel_ros.nodes.judging.listener import listening
         with listening('') as listener:
             supervisor.start()
             supervisor.wait_ready(ACTIVATION_TIMEOUT)
-            # The rooms that have passed while the model was loaded are not counted.
+            # Start over: rooms that have passed while the model was loading do not count.
             supervisor.restart('/sim_robot')
             listener.begin()
             for count in range(1, len(seeds) + 1):
@@ -67,7 +67,7 @@ def listen(task: str, seeds: range, bringup: dict[str, str], log: Path, progress
 
 
 def summary(heard: Heard) -> dict:
-    """Return by what rungs ticks were answered, after what time, and what was chosen."""
+    """Return the shares of tiers, the latencies, the choices and the share of vetoed candidates."""
     ticks = sum(count for tier, count in heard.tiers.items() if tier != 'none')
     latencies = np.array(heard.latencies or [np.nan]) * 1e3
     p50, p99, greatest = np.percentile(latencies, (50, 99, 100))

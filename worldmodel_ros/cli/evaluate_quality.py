@@ -1,4 +1,4 @@
-"""``worldmodel evaluate quality``: what is a model worth on rooms that were not used for training or tuning?"""
+"""``worldmodel evaluate quality``: evaluate a model on simulated rooms that were not used for training or tuning."""
 from __future__ import annotations
 
 import argparse
@@ -20,7 +20,7 @@ Prints one JSON object. The same seeds, model and machine give the same numbers,
 
 
 def add_quality(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``evaluate quality``, and what runs it."""
+    """Add the arguments and the run function of ``evaluate quality``."""
     parser.add_argument('--seeds', required=True, metavar='A:B',
                         help='rooms to judge on, from A up to but not including B; none that training may use')
     parser.add_argument('--model', default='tiny', metavar='M', help='shipped model or folder of a trained one (tiny)')
@@ -71,7 +71,7 @@ def _evaluate(chosen: argparse.Namespace) -> int:
 
 
 def _write_strips(folder: Path, strips: dict) -> None:
-    """Each as a PNG; small images are enlarged so that people can look at them."""
+    """Write each strip as a PNG, with small images enlarged for viewing."""
     import numpy as np
     from PIL import Image
     folder.mkdir(parents=True, exist_ok=True)

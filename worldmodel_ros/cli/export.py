@@ -1,4 +1,4 @@
-"""``worldmodel export``: make training data of recordings, without ROS."""
+"""``worldmodel export``: convert recordings to training data, without ROS."""
 from __future__ import annotations
 
 import argparse

@@ -1,4 +1,4 @@
-"""``worldmodel finetune``: adapt a model to the camera and the motion of one's own robot, and say what it was worth."""
+"""``worldmodel finetune``: adapt a model to the camera and motion of a robot, and measure the improvement."""
 from __future__ import annotations
 
 import argparse
@@ -80,7 +80,7 @@ def _run(chosen: argparse.Namespace) -> int:
 
 
 def _finetune(chosen: argparse.Namespace) -> list[tuple[Path, float]]:
-    """Make the model; return the bags that judge it, with the seconds to be skipped of each."""
+    """Train and save the model; return the held-out bags, with the seconds to skip in each."""
     import json
     import time
     from dataclasses import replace
@@ -113,7 +113,7 @@ def _finetune(chosen: argparse.Namespace) -> list[tuple[Path, float]]:
     provenance = {'fine_tuned': {'from': chosen.model, 'split': result['split'], 'options': result['options'],
                                  'autoencoder': result['autoencoder'], 'dit': result['dit']},
                   'continues': [description.provenance]}
-    if not all(r.calibrated for r in recordings):  # it knows another camera now, and nothing tells which
+    if not all(r.calibrated for r in recordings):  # the model is adapted to another camera, whose calibration is unknown
         model.preset = replace(preset, camera=None)
     checkpoint.save(model, chosen.out, provenance)
     accelerator = torch.cuda.get_device_name() if device == 'cuda' else 'cpu'
@@ -125,7 +125,7 @@ def _finetune(chosen: argparse.Namespace) -> list[tuple[Path, float]]:
 
 
 def _report(chosen: argparse.Namespace, bag: Path, skip: float) -> int:
-    """``worldmodel evaluate bag`` of both models on what was held out; returns its exit code."""
+    """Run ``worldmodel evaluate bag`` with both models on the held-out part; return its exit code."""
     from worldmodel_ros.cli import main as command
     given = ['--config', str(chosen.config)] if chosen.config else []
     return command(['evaluate', 'bag', str(bag), *given, '--model', chosen.model, '--model', str(chosen.out),

@@ -1,4 +1,4 @@
-"""``worldmodel fleet``: several servers as one, whose sessions move and come back."""
+"""``worldmodel fleet``: run several servers as one; sessions move between servers and survive restarts."""
 from __future__ import annotations
 
 import argparse

@@ -1,4 +1,4 @@
-"""``worldmodel gateway``: robots and clients of other machines, before ``worldmodel serve``."""
+"""``worldmodel gateway``: lets robots and clients on other machines connect to ``worldmodel serve``."""
 from __future__ import annotations
 
 import argparse
@@ -34,14 +34,14 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def main() -> int:
-    """Run the subcommand as a program of its own, which is how the bring-up starts it."""
+    """Run the subcommand as a separate program, as the bring-up does."""
     parser = argparse.ArgumentParser('gateway', description=_DESCRIPTION)
     _add_arguments(parser)
     return _run(parser.parse_args())
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    # Without a default: what is not given may be in the file of options, and else has the one of gateway.process.Options.
+    # No defaults here: options not given may be in the options file, and else have the default of gateway.process.Options.
     parser.add_argument('--options', default='', metavar='FILE', help='a YAML file of these options, by their names with _ for '
                         '-; those on the command line win')
     parser.add_argument('--host', help='address to listen at (default: 127.0.0.1, this machine alone)')
@@ -95,7 +95,7 @@ def _run(chosen: argparse.Namespace) -> int:
 
 
 def _from_file(file: str) -> dict[str, Any]:
-    """The options in a file. Raises GatewayError."""
+    """Return the options in a file. Raises GatewayError."""
     from worldmodel_ros.serving.gateway.process import GatewayError, Options
     if not file:
         return {}

@@ -1,4 +1,4 @@
-"""``worldmodel record``: record what goes into the running world model and what comes out of it."""
+"""``worldmodel record``: record the inputs and outputs of the running world model."""
 from __future__ import annotations
 
 import argparse
@@ -59,5 +59,5 @@ def _run(chosen: argparse.Namespace) -> int:
                                    this_machine_only=False)
     print(f'Recording ({network(environment)})', flush=True)
     environment.update(node.own_environment(environment, description.environment))
-    # In the place of this process, so that every signal reaches the one that has to complete the bag.
+    # Replace this process, so that every signal reaches the one that must complete the bag.
     os.execve(sys.executable, [sys.executable, str(executable), *node.ros_arguments(chosen.namespace)], environment)

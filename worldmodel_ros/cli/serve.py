@@ -1,4 +1,4 @@
-"""``worldmodel serve``: one engine for all robots of this machine."""
+"""``worldmodel serve``: run one engine for all robots on this machine."""
 from __future__ import annotations
 
 import argparse
@@ -37,7 +37,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def main() -> int:
-    """Run the subcommand as a program of its own, which is how the bring-up starts it."""
+    """Run the subcommand as a separate program, as the bring-up does."""
     parser = argparse.ArgumentParser('engine_server', description=_DESCRIPTION)
     _add_arguments(parser)
     return _run(parser.parse_args())

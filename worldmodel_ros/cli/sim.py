@@ -1,4 +1,4 @@
-"""``worldmodel sim``: look at the simulator, without ROS and without the model."""
+"""``worldmodel sim``: render an episode of the simulator, without ROS and without the model."""
 from __future__ import annotations
 
 import argparse

@@ -1,4 +1,4 @@
-"""What the evaluations in simulated rooms share: how they are run, and the one JSON object that they give."""
+"""Shared by the evaluations in simulated rooms: running them and writing their JSON result."""
 from __future__ import annotations
 
 import argparse
@@ -11,23 +11,23 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-Evaluation = Callable[[int, Callable[[float], None]], dict]  # of the number of processes and what takes the progress
+Evaluation = Callable[[int, Callable[[float], None]], dict]  # arguments: number of processes, progress callback
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """Add the option that says where the result goes."""
+    """Add the option for the result's destination."""
     parser.add_argument('--json', nargs='?', default='-', const='-', metavar='FILE',
                         help='file for the result; none, or -: standard output (default)')
 
 
 def report(command: str, chosen: argparse.Namespace, evaluate: Evaluation) -> dict:
-    """Run an evaluation, and write its result with the time it took, machine, versions and command; return that."""
+    """Run an evaluation; write and return its result, with duration, machine, versions and command."""
     from worldmodel_ros.evaluate.drive.progress import Progress
     from worldmodel_ros.machine import machine, versions
     if chosen.json != '-':
         Path(chosen.json).parent.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    # What exporters and the like have to say must not get into the JSON.
+    # Output of exporters and other libraries must not get into the JSON.
     with contextlib.redirect_stdout(sys.stderr), Progress(command, sys.stderr) as progress:
         result = evaluate(max(1, chosen.workers or len(os.sched_getaffinity(0))), progress)
     result |= {'wall_s': round(time.monotonic() - began, 1), 'machine': machine(), 'versions': versions(),

@@ -1,4 +1,4 @@
-"""What the subcommands that bring up nodes and wait share: ``up`` and ``replay``."""
+"""Shared by the subcommands that start nodes and wait: ``up`` and ``replay``."""
 from __future__ import annotations
 
 import argparse
@@ -19,10 +19,11 @@ def supervise(command: str, chosen: argparse.Namespace,
               robots: Callable[[Description], Iterable[tuple[str, Iterable[NodeDescription]]]],
               starting: Callable[[Supervisor], str], wait: Callable[[Supervisor], int], this_machine_only: bool = True) -> int:
     """
-    Bring up nodes, wait until they are ready and then as long as ``wait`` does, and stop them; return the exit code.
+    Start nodes, wait until they are ready, run ``wait``, and stop them; return the exit code.
 
-    ``robots`` gives namespaces and their nodes, ``starting`` what is said first. ``chosen`` has what ``arguments.add_start``
-    adds. Ctrl-C and SIGTERM end it with 0, what cannot be started with 1 and the reason on standard error.
+    ``robots`` returns namespaces and their nodes, ``starting`` the first message to print. ``chosen`` has the options of
+    ``arguments.add_start``. The code is that of ``wait``, 0 after Ctrl-C or SIGTERM, or 1 if something cannot be started, with
+    the reason on standard error.
     """
     from worldmodel_ros.bringup.description import DescriptionError, load
     from worldmodel_ros.bringup.supervisor import Supervisor

@@ -1,4 +1,4 @@
-"""``worldmodel train``: the stages of a configuration, on the CPU, on one GPU or on several."""
+"""``worldmodel train``: run the training stages of a configuration, on the CPU, one GPU or several."""
 from __future__ import annotations
 
 import argparse
@@ -86,14 +86,14 @@ def _main(chosen: argparse.Namespace) -> int:
     if is_variants(read_yaml(chosen.config)):
         return _variants(chosen)
     if chosen.gpus > 1 and 'WORLD_SIZE' not in os.environ:
-        read_config(chosen.config, _overrides(chosen))  # or every process would say what is wrong
+        read_config(chosen.config, _overrides(chosen))  # otherwise every process would report an error
         return _start_processes(chosen.gpus)
     return _train(chosen)
 
 
 @contextmanager
 def _imports_that_stay() -> Iterator[None]:
-    """To look for garbage in what is imported, over and over and once more as the process ends, takes 1.3 s of a core."""
+    """Keep imports out of garbage collection: traversing them repeatedly, and once more at exit, takes 1.3 s of a core."""
     gc.disable()
     try:
         yield
@@ -105,7 +105,7 @@ def _imports_that_stay() -> Iterator[None]:
 def _train(chosen: argparse.Namespace) -> int:
     with _imports_that_stay():
         import torch
-        import torch._dynamo  # as the first optimiser would, later
+        import torch._dynamo  # otherwise the first optimiser would import it, later
 
         from worldmodel_ros.model.checkpoint_description import ModelError
         from worldmodel_ros.train.data.episodes import DatasetError
@@ -124,7 +124,7 @@ def _train(chosen: argparse.Namespace) -> int:
     except (DatasetError, ModelError) as error:
         raise ConfigError(str(error)) from error
     finally:
-        run.release()  # processes that simulate
+        run.release()  # ends the simulation processes
         ranks.leave()
     return 0
 
@@ -141,7 +141,7 @@ def _variants(chosen: argparse.Namespace) -> int:
 
 
 def _overrides(chosen: argparse.Namespace) -> list[str]:
-    """The flags that stand for keys, and the keys that were given."""
+    """Return the overrides of configuration keys, from flags and from ``--set``."""
     import yaml
     flags = []
     if chosen.data:
@@ -153,15 +153,14 @@ def _overrides(chosen: argparse.Namespace) -> list[str]:
 
 
 def _replaced(stages: list[str]) -> list[str]:
-    """The stages whose work a model to start from has behind it: the autoencoder, and what comes before the first stage
-    of learning that is named."""
+    """Return the stages that an initial model replaces: the autoencoder and those before the first named learning stage."""
     from worldmodel_ros.train.run.run import NETWORKS
     named = [stage for stage in NETWORKS if stage in stages]
     return ['vae', *NETWORKS[1:NETWORKS.index(named[0])]] if named else ['vae']
 
 
 def _start_processes(count: int) -> int:
-    """Become torchrun, which starts this command once for each GPU, hands signals on, and ends all when one fails."""
+    """Become torchrun, which starts this command once per GPU, forwards signals, and ends all processes when one fails."""
     command = [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', str(count),
                '-m', 'worldmodel_ros.cli', *sys.argv[1:]]
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""``worldmodel up``: run the nodes without a distribution's ``ros2 launch``."""
+"""``worldmodel up``: run the nodes without ``ros2 launch``."""
 from __future__ import annotations
 
 import argparse

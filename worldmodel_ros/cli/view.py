@@ -1,4 +1,4 @@
-"""``worldmodel view``: a bag, or what runs, in Rerun."""
+"""``worldmodel view``: show a bag or a running system in Rerun."""
 from __future__ import annotations
 
 import argparse

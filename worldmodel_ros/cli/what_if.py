@@ -1,4 +1,4 @@
-"""``worldmodel what-if``: ask the running model what would follow, and draw the answer."""
+"""``worldmodel what-if``: ask the running model for predictions of action sequences, and plot the answer."""
 from __future__ import annotations
 
 import argparse
@@ -71,7 +71,7 @@ def _run(chosen: argparse.Namespace) -> int:
             true = truth[branch.name]
             line += f'   really: {progress(true)}, {"contact" if true.risk.any() else "no contact"}'
         print(line)
-        if branch.terms:  # as the candidates of a decision
+        if branch.terms:  # scored like the candidates of a decision
             print(f'{"":<10} score {sum(branch.terms):+.2f}: '
                   + '; '.join(f'{value:+.2f} {term}' for value, term in zip(branch.terms, answer.terms, strict=True)))
     if answer.left_out:
