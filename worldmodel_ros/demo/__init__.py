@@ -1,5 +1,5 @@
 """
-The demonstration: drive the simulated robot, watch it from outside, judge it and draw what happened.
+The demo: drive the simulated robot, observe it from outside, evaluate the run and write a report.
 
-The ROS node that watches is ``nodes.demo``.
+The observing ROS node is ``nodes.demo``.
 """

@@ -16,16 +16,16 @@ from worldmodel_ros.demo.recording import NS, TIERS, GoalAttempt, Pose, Recordin
 from worldmodel_ros.demo.summary import camera_to_command
 
 
-ROOMS = 4  # whose paths are drawn
+ROOMS = 4  # maximum number of rooms whose paths are drawn
 _TITLE = 'The path driven, seen from above'
 
 
 def draw_latency(path: Path, recording: Recording, deadline: float, note: str) -> None:
-    """Write the histogram of camera-to-command times, by the tier that served them, with the budget."""
+    """Write the histogram of camera-to-command times, by tier, with the budget."""
     times = np.array(camera_to_command(recording)) * 1e3
     tier_of = {tick.stamp: tick.tier for tick in recording.ticks}
     tiers = np.array([tier_of.get(c.stamp, 0) for c in recording.commands if c.stamp])
-    if len(tiers) != len(times):  # the robot has counted other commands than were seen here
+    if len(tiers) != len(times):  # the robot has counted other commands than were observed here
         tiers = np.zeros(len(times), int)
     budget = deadline * 1e3
     with style.picture(path, 8.0, 4.0, 'Camera to command', note) as figure:
@@ -51,8 +51,8 @@ def draw_latency(path: Path, recording: Recording, deadline: float, note: str) -
 
 
 def draw_path(path: Path, recording: Recording, seconds: float) -> None:
-    """Write the path seen from above: room, objects, path by time, goals. Of a task, a panel for each room, ROOMS at most, with
-    movers where they were at its begin."""
+    """Write the path seen from above: room, objects, path by time, goals. For a task, one panel per room, at most ROOMS, with
+    movers at their initial positions."""
     note = f'{seconds:.0f} s; dashed: goal counts as reached ({REACHED_DISTANCE} m)'
     if not recording.rooms:
         with style.picture(path, 6.6, 6.4, _TITLE, note) as figure:
@@ -80,7 +80,7 @@ def _draw_time(figure, line, place: tuple[float, float, float, float]) -> None:
 
 
 def _draw_room(axes, recorded: Sequence[Pose], things: Mapping[str, Thing], wanted: set[str], goals: Sequence[GoalAttempt]):
-    """Draw one path and what is around it; return the line, which has a colour for each time."""
+    """Draw one path and its surroundings; return the line, coloured by time."""
     poses = np.array([(p.x, p.y, p.yaw) for p in recorded])
     times = np.array([p.stamp for p in recorded], np.float64)
     times = (times - times[0]) / NS
@@ -100,7 +100,7 @@ def _draw_room(axes, recorded: Sequence[Pose], things: Mapping[str, Thing], want
     for number, goal in enumerate((g for g in goals if g.reached is not None), start=1):
         x, y, _ = poses[min(int(np.searchsorted(times, goal.reached)), len(poses) - 1)]
         axes.plot(x, y, '*', color=style.goal_colour(goal.goal), mec=style.INK, ms=13, zorder=7)
-        beyond = objects.get(goal.goal)  # the label goes where the object is not
+        beyond = objects.get(goal.goal)  # put the label on the side away from the object
         right = beyond is None or beyond.x < x
         axes.annotate(f'{number}: {goal.goal}, {goal.reached - goal.given:.1f} s', (x, y), (9 if right else -9, -4),
                       ha='left' if right else 'right', fontsize=8, zorder=8, textcoords='offset points', path_effects=readable)

@@ -1,4 +1,4 @@
-"""The drive itself: gives goals, asks what-if questions, kills the model where asked, watches the time."""
+"""Runs the demo's episode: sets goals, sends what-if requests, kills the model if asked, and keeps the time."""
 from __future__ import annotations
 
 import math
@@ -14,7 +14,7 @@ from worldmodel_ros.demo.recording import NS, Recording
 from worldmodel_ros.demo.summary import Kill
 
 WHAT_IF_PERIOD = 3.0        # [s]
-LOOK_PERIOD = 0.02         # between two looks at the recording [s]
+LOOK_PERIOD = 0.02         # between two checks of the recording [s]
 
 
 class NothingDriven(RuntimeError):
@@ -22,29 +22,29 @@ class NothingDriven(RuntimeError):
 
 
 class Observer(Protocol):
-    """What the drive needs of the node that observes the system."""
+    """What ``drive`` requires of the observing node."""
 
     recording: Recording
 
     def begin(self) -> None:
-        """From now on, the first command that answers an observation begins the recording."""
+        """Begin the recording with the next command that answers an observation."""
 
     def set_goal(self, goal: str) -> None:
         """Send the robot to a goal."""
 
     def wait_for_command(self, timeout: float) -> bool:
-        """Wait for a command that answers an observation, and record from it on; False: none came."""
+        """Wait for the first command that answers an observation; return False if none came."""
 
     def ask_what_if(self, names: tuple[str, ...], goal: str, horizon: float) -> None:
-        """Ask the model, then the simulator, without waiting; the answer appears in the recording."""
+        """Ask the model, then the simulator, without blocking; the answer is added to the recording."""
 
     def now(self) -> int:
-        """ROS time [ns]."""
+        """Return ROS time [ns]."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to happen during a drive: objects to go to in turn, or a ``task`` that the simulated robot tells and judges."""
+    """What to do in a run: objects to go to in turn, or a ``task`` that the simulated robot publishes and judges."""
 
     seconds: float
     goals: list[str] = field(default_factory=list)
@@ -60,9 +60,9 @@ class Plan:
 def drive(plan: Plan, observer: Observer, kill_model: Callable[[], None], live: LiveView,
           scorer: PredictionScorer, clock: Callable[[], float] = time.monotonic,
           sleep: Callable[[float], None] = time.sleep) -> tuple[float, list[Kill]]:
-    """Drive for ``plan.seconds`` from the first command on; returns the time driven [s] and the kills' outcome.
+    """Drive for ``plan.seconds`` from the first command; return the time driven [s] and the outcomes of the kills.
 
-    Raises NothingDriven when no command comes.
+    Raises NothingDriven if no command comes.
     """
     recording = observer.recording
     goals = None if plan.task else GoalSequence(plan.goals, plan.patience)
@@ -100,7 +100,7 @@ def drive(plan: Plan, observer: Observer, kill_model: Callable[[], None], live: 
 
 
 def goal_distance(recording: Recording, goal: str) -> float:
-    """Robot's centre to the goal object's, from the true state [m]; infinite while either is unknown."""
+    """Return the true distance from the robot's centre to the goal object's [m]; infinite while either is unknown."""
     thing = next((t for t in recording.things.values() if t.name == goal), None)
     if thing is None or not recording.poses:
         return math.inf
@@ -109,7 +109,7 @@ def goal_distance(recording: Recording, goal: str) -> float:
 
 
 def outcome(recording: Recording, at: float, killed: int) -> Kill:
-    """What followed from killing the model at ROS time ``killed`` [ns], ``at`` seconds into the drive."""
+    """Return the outcome of killing the model at ROS time ``killed`` [ns], ``at`` seconds into the run."""
     after = [c for c in recording.commands if c.received >= killed]
     stop = next((i for i, c in enumerate(after) if not c.stamp), None)
     again = None if stop is None else next((c for c in after[stop:] if c.stamp), None)

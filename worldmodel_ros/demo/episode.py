@@ -1,4 +1,4 @@
-"""An episode of the simulator that the expert drives, as pictures."""
+"""Renders an episode of the simulator that is driven by the expert."""
 from __future__ import annotations
 
 import numpy as np
@@ -9,14 +9,14 @@ from worldmodel_ros.safety.motion import TwistLimiter
 from worldmodel_ros.sim.expert import expert_action
 from worldmodel_ros.sim.world import LIMITS, World
 
-PERIOD = 0.1  # between actions, and between pictures [s]
+PERIOD = 0.1  # between actions, and between images [s]
 
 
 def expert_episode(seed: int, goals: list[str], seconds: float, size: tuple[int, int],
                    top: bool) -> tuple[list[np.ndarray], list[GoalAttempt]]:
-    """Drive to the goals in turn; returns a picture per action, uint8 (H, W or 2 W, 3), and the goals' fate.
+    """Drive to the goals in turn; return an image per action, uint8 (H, W or 2 W, 3), and the goal attempts.
 
-    ``size``: (H, W) of the camera's picture; ``top``: the room from above on its right.
+    ``size``: (H, W) of the camera image; ``top``: add the view from above on its right.
     """
     world = World(seed, image_size=size)
     sequence = GoalSequence(goals)

@@ -22,7 +22,7 @@ _BAR, _GAP = 26, 6  # [pixels]
 
 @dataclass(frozen=True)
 class Moment:
-    """One prediction with the camera images that came."""
+    """One prediction with the corresponding camera images."""
 
     time: float                     # since the first image [s]
     step: float                     # between frames [s]
@@ -35,9 +35,9 @@ class Moment:
 
 
 def moments(recording: Recording, scorer: PredictionScorer, count: int = MOMENTS) -> list[Moment]:
-    """From each of ``count`` equal parts of the run, the prediction during which the picture changed most.
+    """Return, from each of ``count`` equal parts of the run, the prediction during which the camera image changed most.
 
-    The choice looks at the camera alone, never at how good the prediction was.
+    The choice depends on the camera only, never on the quality of the prediction.
     """
     whole: dict[int, list[Match]] = {}
     for match in scorer.matches:
@@ -61,7 +61,7 @@ def _moment(recording: Recording, scorer: PredictionScorer, index: int, matches:
 
 
 def draw_film_strip(path: Path, strip: list[Moment]) -> None:
-    """Write the film strip: per moment the observation, the predicted frames, and below them the camera's."""
+    """Write the film strip: for each moment the observation, the predicted frames, and below them the camera's."""
     columns = max(len(m.predicted) for m in strip)
     width, block, top = 1.75 * (columns + 1) + 0.3, 3.75, 0.85
     height = top + block * len(strip)
@@ -92,7 +92,7 @@ def _draw_moment(figure, grid, row: int, moment: Moment) -> None:
 
 
 def draw_animation(path: Path, recording: Recording, tolerance: float) -> None:
-    """Write a GIF in real time: the camera, and what was predicted for it a step and a chunk before."""
+    """Write a GIF in real time: the camera images, and their predictions of a step and of a chunk before."""
     font = style.font(14)
     period = recording.futures[0].step
     horizons = sorted({0, len(recording.futures[0].frames) - 1})
@@ -109,8 +109,8 @@ def draw_animation(path: Path, recording: Recording, tolerance: float) -> None:
 
 
 def save_animation(path: Path, pages: list[Image.Image], period: float) -> None:
-    """Write a GIF that shows a page each ``period`` s, over and over."""
-    # One palette for all pages, made from pages of the whole run: with one for each, colours flicker.
+    """Write a GIF that shows a page every ``period`` s, in a loop."""
+    # One palette for all pages, made from pages of the whole run: with one per page, colours flicker.
     sample = np.concatenate([np.asarray(page) for page in pages[::max(1, len(pages) // 12)]])
     palette = Image.fromarray(sample).quantize(GIF_COLOURS)
     pages = [page.quantize(palette=palette, dither=Image.Dither.NONE) for page in pages]
@@ -118,7 +118,7 @@ def save_animation(path: Path, pages: list[Image.Image], period: float) -> None:
 
 
 def _future_for(recording: Recording, stamp: int, k: int, tolerance: float) -> Future | None:
-    """The future whose frame ``k`` is nearest to ``stamp``; None if there is none within ``tolerance`` seconds."""
+    """Return the future whose frame ``k`` is nearest to ``stamp``; None if there is none within ``tolerance`` seconds."""
     i = bisect_left(recording.futures, stamp, key=lambda f: f.target(k))
     near = [f for f in recording.futures[max(i - 1, 0):i + 1]
             if len(f.frames) > k and abs(f.target(k) - stamp) <= tolerance * NS]

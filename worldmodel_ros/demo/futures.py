@@ -1,4 +1,4 @@
-"""What was imagined before a command was decided, seen from above: the futures that were rejected, next to the chosen one."""
+"""Plots the futures predicted before a command was decided, seen from above: the rejected ones and the chosen one."""
 from __future__ import annotations
 
 import math
@@ -17,23 +17,23 @@ from worldmodel_ros.demo.images import enlarge
 from worldmodel_ros.demo.recording import NS, Choice, Option, Pose, Recording, Sighting
 
 MOMENTS = 3
-APART = 2.0             # between two moments, where a run is long enough [s]
-SHOWN = 8               # options of a moment that are told in words
-AHEAD, BEHIND, ASIDE = 3.6, 0.9, 2.25   # of the robot that is drawn [m]
-AT = (0.0, 0.4, 0.8, 1.2, 1.6)          # of a forecast that is drawn [s]
-LATER = 0.8             # after which the truth is drawn, too [s]
+APART = 2.0             # between two moments, if the run is long enough [s]
+SHOWN = 8               # options of a moment that are listed in words
+AHEAD, BEHIND, ASIDE = 3.6, 0.9, 2.25   # extent of the plot around the robot [m]
+AT = (0.0, 0.4, 0.8, 1.2, 1.6)          # times of the plotted forecast [s]
+LATER = 0.8             # time at which the truth is also plotted [s]
 _CHOSEN, _REJECTED, _VETOED = (21, 128, 61), (239, 150, 140), (185, 28, 28)
 _INK, _FAINT, _WALL, _TRUTH = (31, 41, 51), (229, 231, 235), (120, 128, 138), (15, 118, 110)
 _COLOURS = {'red': (220, 38, 38), 'green': (22, 163, 74), 'blue': (37, 99, 235), 'yellow': (202, 138, 4),
             'magenta': (192, 38, 211), 'cyan': (8, 145, 178), 'violet': (124, 58, 237)}
 _SUBPIXEL = 4           # bits, of cv2's coordinates
 _FOV = math.radians(45.0)  # to each side
-_GIF_SCALE = 64         # pixels for each m
+_GIF_SCALE = 64         # pixels per m
 
 
 @dataclass(frozen=True)
 class Truth:
-    """What really was: the robot's pose at an observation, what moves then, and LATER."""
+    """Ground truth: the robot's pose at an observation, and the movers then and LATER."""
 
     pose: Pose
     now: Sighting
@@ -41,12 +41,12 @@ class Truth:
 
     @classmethod
     def of(cls, recording: Recording, stamp: int) -> Truth | None:
-        """The truth at a stamp [ns], where it was recorded."""
+        """Return the truth at a stamp [ns]; None if it was not recorded."""
         pose, now = recording.pose_at(stamp), recording.sighting_at(stamp)
         return cls(pose, now, recording.sighting_at(stamp + round(LATER * NS))) if pose and now else None
 
     def in_base(self, sighting: Sighting) -> list[tuple[float, float, float]]:
-        """Place and radius of what moves, in base_link of the pose [m]."""
+        """Return x, y and radius of each mover, in base_link of the pose [m]."""
         cos, sin = math.cos(self.pose.yaw), math.sin(self.pose.yaw)
         ways = [(mover.x - self.pose.x, mover.y - self.pose.y, mover.length / 2) for mover in sighting.movers.values()]
         return [(cos * x + sin * y, cos * y - sin * x, radius) for x, y, radius in ways]
@@ -54,10 +54,10 @@ class Truth:
 
 def birds_eye(choice: Choice, scale: int, truth: Truth | None = None) -> np.ndarray:
     """
-    Draw a choice from above, uint8 (H, W, 3) RGB; the robot looks up. ``scale``: pixels for each m.
+    Return a plot of a choice from above, uint8 (H, W, 3) RGB; the robot faces up. ``scale``: pixels per m.
 
-    Green: the chosen path; pale red: rejected ones; red: vetoed ones. Discs: where the robot takes things to be, and, paler,
-    where they will be AT. Rings: where what moves really is, and, thin, where it really was LATER.
+    Green: the chosen path; pale red: rejected ones; red: vetoed ones. Discs: estimated positions of things, and, paler,
+    their forecast positions AT. Rings: true positions of movers, and, thin, those LATER.
     """
     sheet = _Sheet(scale)
     for side in (-_FOV, _FOV):
@@ -89,7 +89,7 @@ def birds_eye(choice: Choice, scale: int, truth: Truth | None = None) -> np.ndar
 
 
 class _Sheet:
-    """White paper on which places in base_link [m] are drawn, x up and y to the left."""
+    """A white canvas for drawing at positions in base_link [m], x up and y to the left."""
 
     def __init__(self, scale: int) -> None:
         self._scale = scale
@@ -101,17 +101,17 @@ class _Sheet:
         return np.round(np.clip(pixels, -1e4, 1e4) * 2 ** _SUBPIXEL).astype(np.int32)
 
     def line(self, places: np.ndarray, colour: tuple[int, int, int], width: int) -> None:
-        """Draw a line through places (N, 2)."""
+        """Draw a line through positions (N, 2)."""
         if len(places) > 1:
             cv2.polylines(self.pixels, [self._at(places)], False, colour, width, cv2.LINE_AA, _SUBPIXEL)
 
     def ring(self, place: np.ndarray, radius: float, colour: tuple[int, int, int], width: int) -> None:
-        """Draw a circle of a radius in m."""
+        """Draw a circle of ``radius`` [m]."""
         cv2.circle(self.pixels, self._at(place)[0].tolist(), round(radius * self._scale * 2 ** _SUBPIXEL), colour, width,
                    cv2.LINE_AA, _SUBPIXEL)
 
     def disc(self, place: np.ndarray, radius: float, colour: tuple[int, int, int], opacity: float) -> None:
-        """Fill a circle of a radius in m."""
+        """Draw a filled circle of ``radius`` [m]."""
         drawn = self.pixels.copy()
         cv2.circle(drawn, self._at(place)[0].tolist(), round(radius * self._scale * 2 ** _SUBPIXEL), colour, -1, cv2.LINE_AA,
                    _SUBPIXEL)
@@ -119,8 +119,8 @@ class _Sheet:
 
 
 def moments(recording: Recording, tolerance: float, count: int = MOMENTS) -> list[Choice]:
-    """From each of ``count`` equal parts of the run, the choice that goes most against the policy: first of all where that was
-    vetoed; APART from the one before, if the part has such. How right the forecast was has no part in it."""
+    """Return, from each of ``count`` equal parts of the run, the choice that gains most over the policy, preferably one where
+    that was vetoed, and APART from the previous one if possible. The selection ignores the forecast's accuracy."""
     shown = [choice for choice in recording.choices
              if choice.option(choice.chosen) and recording.image_at(choice.stamp, tolerance) is not None]
 
@@ -137,8 +137,7 @@ def moments(recording: Recording, tolerance: float, count: int = MOMENTS) -> lis
 
 
 def words(choice: Choice) -> list[tuple[str, str, str]]:
-    """Name, score and fate of the chosen option and of the best others, SHOWN at most; of those with a veto the best one at
-    least."""
+    """Return name, score and fate of the chosen option and the best others, at most SHOWN, including the best vetoed one."""
     best = choice.option(choice.chosen)
     others = sorted((option for option in choice.options if option is not best), key=lambda option: -option.score)
     vetoed = [option for option in others if option.contact]
@@ -155,7 +154,7 @@ def _fate(choice: Choice, option: Option) -> str:
 
 
 def draw_futures(path: Path, recording: Recording, chosen: list[Choice], tolerance: float) -> None:
-    """Write the moments: camera image, what was imagined from above, and why each option was taken or not."""
+    """Write the moments: camera image, predicted futures from above, and why each option was chosen or not."""
     block, top = 4.3, 0.85
     width, height = 11.0, top + block * len(chosen) + 0.1
     note = ('Green: chosen. Pale red: rejected; red: vetoed for a contact. Discs: where things are taken to be, paler in 0.4 '
@@ -182,7 +181,7 @@ def draw_futures(path: Path, recording: Recording, chosen: list[Choice], toleran
 
 
 def draw_animation(path: Path, recording: Recording, tolerance: float) -> None:
-    """Write a GIF in real time: the camera, and what was imagined before the command was decided."""
+    """Write a GIF in real time: the camera, and the futures predicted before the command was decided."""
     font, pages = style.font(13), []
     begin = next((choice.stamp for choice in recording.choices if choice.options), 0)
     for choice in recording.choices:

@@ -1,20 +1,20 @@
-"""Which goal the robot is sent to, and when it counts as reached."""
+"""The sequence of goals for the robot, and when a goal counts as reached."""
 from __future__ import annotations
 
 from worldmodel_ros.demo.recording import GoalAttempt
 from worldmodel_ros.sim.scene import GOAL_DISTANCE as REACHED_DISTANCE
 
-REACHED_HOLD = 0.3  # time it has to stay there [s]
+REACHED_HOLD = 0.3  # time the robot has to stay there [s]
 
 
 class GoalSequence:
-    """Goes through the goals in turn, over and over; goes on when one is reached, or has taken too long.
+    """Cycles through the goals; continues when one is reached or has taken too long.
 
-    With one goal only, the robot stays there.
+    With a single goal, the robot stays there.
     """
 
     def __init__(self, goals: list[str], patience: float = 20.0) -> None:
-        """``goals``: names, at least one; ``patience``: time after which a goal is given up [s]."""
+        """``goals``: at least one name; ``patience``: time after which a goal is given up [s]."""
         if not goals:
             raise ValueError('no goal given: name at least one, as in --goal red,blue')
         self._goals = goals
@@ -24,15 +24,15 @@ class GoalSequence:
 
     @property
     def current(self) -> GoalAttempt:
-        """The goal the robot is on its way to; ``start`` comes first."""
+        """The current goal; call ``start`` first."""
         return self.attempts[-1]
 
     def start(self, now: float) -> str:
-        """Give the first goal at time ``now`` [s]; returns its name."""
+        """Give the first goal at time ``now`` [s]; return its name."""
         return self._give(now)
 
     def update(self, now: float, distance: float) -> str | None:
-        """Account for the distance to the goal [m] at ``now`` [s]; returns the next goal when it is time."""
+        """Update with the distance to the goal [m] at ``now`` [s]; return the next goal when it is due, else None."""
         goal = self.current
         goal.closest = min(goal.closest, distance)
         if goal.reached is not None or goal.abandoned is not None:

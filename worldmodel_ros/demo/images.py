@@ -1,4 +1,4 @@
-"""Decoding and enlarging the small pictures of the demo."""
+"""Decoding and enlarging the demo's small images."""
 from __future__ import annotations
 
 import cv2
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def decode_rgb(encoded: bytes) -> np.ndarray:
-    """Decode a JPEG or PNG to (H, W, 3) uint8 RGB; raises ValueError when it is no picture."""
+    """Decode a JPEG or PNG to (H, W, 3) uint8 RGB. Raises ValueError if it is not an image."""
     picture = None
     if encoded:
         picture = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_COLOR)
@@ -16,5 +16,5 @@ def decode_rgb(encoded: bytes) -> np.ndarray:
 
 
 def enlarge(picture: np.ndarray, factor: int) -> np.ndarray:
-    """Repeat every pixel ``factor`` times both ways: small pictures are to show their pixels, not a blur."""
+    """Enlarge by repeating every pixel ``factor`` times in both directions, so that small images show pixels, not a blur."""
     return picture.repeat(factor, axis=0).repeat(factor, axis=1)

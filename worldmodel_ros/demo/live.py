@@ -1,4 +1,4 @@
-"""What a person sees while the demo runs: a redrawn table on a terminal, a line per second elsewhere."""
+"""Live view of the running demo: a redrawn table on a terminal, a line per second elsewhere."""
 from __future__ import annotations
 
 import math
@@ -11,14 +11,14 @@ import numpy as np
 from worldmodel_ros.demo.recording import TIERS, Choice, Recording, Room
 from worldmodel_ros.demo.summary import camera_to_command, tier_counts
 
-RECENT = 5.0  # the rate is that of the last few seconds [s]
+RECENT = 5.0  # window of the rate [s]
 RECENT_COMMANDS = 50
 _SHORT = {'two_step': 'two', 'one_step': 'one', 'smaller': 'small', 'plan_only': 'plan', 'last_plan': 'last', 'stop': 'stop'}
 
 
 @dataclass(frozen=True)
 class View:
-    """The state of the run at one moment, ready to be shown."""
+    """The state of the run at one moment, for display."""
 
     elapsed: float              # [s]
     total: float                # [s]
@@ -34,13 +34,13 @@ class View:
     psnr: float | None          # [dB]
     psnr_copy: float | None     # [dB]
     speed: tuple[float, float]  # [m/s], [rad/s]
-    room: str = ''              # of a task: what came of the rooms so far
-    choice: str = ''            # of a task: how the newest command was decided
+    room: str = ''              # with a task: results of the rooms so far
+    choice: str = ''            # with a task: how the newest command was decided
 
 
 def view(recording: Recording, elapsed: float, total: float, deadline: float, distance: float,
          scores: dict) -> View:
-    """Condense a recording to what the table shows."""
+    """Return the values to display, from a recording."""
     answers = [c for c in recording.commands if c.stamp]
     latencies = camera_to_command(recording)
     newest = answers[-1].received if answers else 0
@@ -81,7 +81,7 @@ def _choice(choice: Choice) -> str:
 
 
 def as_line(v: View) -> str:
-    """One line for a log."""
+    """Return a view as one line for a log."""
     tiers = ' '.join(f'{name} {share:.0%}' for name, share in _shares(v).items() if share)
     latency = f'camera-to-command p50 {v.p50 * 1e3:.0f} p99 {v.p99 * 1e3:.0f} ms, over budget {v.late}'
     goal = f'goal {v.goal} {v.distance:.2f} m ({v.room or f"{v.reached} reached"})' + (f'  {v.choice}' if v.choice else '')
@@ -89,7 +89,7 @@ def as_line(v: View) -> str:
 
 
 def as_table(v: View) -> list[str]:
-    """Lines of the table for a terminal of at least 78 columns."""
+    """Return a view as the lines of a table, for a terminal of at least 78 columns."""
     done = min(1.0, v.elapsed / v.total) if v.total else 1.0
     bar = '█' * round(40 * done) + '░' * (40 - round(40 * done))
     tiers = '  '.join(f'{_SHORT[name]} {share:.0%}' for name, share in _shares(v).items())
@@ -109,14 +109,14 @@ class LiveView:
     """Shows views on a stream: redraws a table on a terminal, appends at most a line per second elsewhere."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        """``stream``: the standard output, if none is given."""
+        """``stream``: standard output by default."""
         self._stream = stream = stream or sys.stdout
         self._terminal = stream.isatty()
         self._drawn = 0
 
     @property
     def period(self) -> float:
-        """How often it is worth while to show a new view [s]."""
+        """Time between two views [s]."""
         return 0.5 if self._terminal else 1.0
 
     def show(self, v: View) -> None:
@@ -131,7 +131,7 @@ class LiveView:
         self._stream.flush()
 
     def note(self, text: str) -> None:
-        """Say something once, above the table."""
+        """Print a text once, above the table."""
         if self._drawn:
             self._stream.write(f'\x1b[{self._drawn}F\x1b[J')
             self._drawn = 0

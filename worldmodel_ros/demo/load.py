@@ -1,4 +1,4 @@
-"""Other programs that want the processor: one busy loop per core, for as long as a ``with`` block runs."""
+"""CPU load by other processes: one busy loop per core, for the duration of a ``with`` block."""
 from __future__ import annotations
 
 import os
@@ -6,7 +6,7 @@ import subprocess
 import sys
 from types import TracebackType
 
-# Ends with its parent even when that is killed: a benchmark must not leave busy loops behind.
+# Ends with its parent even if that is killed, so that no busy loops are left behind.
 _BURN = '''
 import os, sys
 parent = int(sys.argv[1])
@@ -17,14 +17,14 @@ while os.getppid() == parent:
 
 
 class CpuLoad:
-    """Keeps every core that this process may use busy from another process."""
+    """Keeps every core that this process may use busy, from other processes."""
 
     def __init__(self, processes: int | None = None) -> None:
         self._count = processes or len(os.sched_getaffinity(0))
         self._processes: list[subprocess.Popen] = []
 
     def __enter__(self) -> CpuLoad:
-        # -I -S: no site packages, so that no start-up hook of theirs runs in a loop that needs none
+        # -I -S: no site packages, so that their start-up hooks do not run
         command = [sys.executable, '-I', '-S', '-c', _BURN, str(os.getpid())]
         self._processes = [subprocess.Popen(command) for _ in range(self._count)]
         return self

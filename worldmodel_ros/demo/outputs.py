@@ -1,4 +1,4 @@
-"""Writes what a run leaves behind: summary.json and the pictures."""
+"""Writes the results of a run: summary.json and the plots."""
 from __future__ import annotations
 
 import json
@@ -10,14 +10,14 @@ from worldmodel_ros.demo.recording import Recording
 
 
 def write_summary(directory: Path, summary: dict) -> Path:
-    """Write summary.json; returns its path."""
+    """Write summary.json; return its path."""
     path = directory / 'summary.json'
     path.write_text(json.dumps(summary, indent=2, allow_nan=False) + '\n')
     return path
 
 
 def draw_all(directory: Path, recording: Recording, scorer: PredictionScorer, summary: dict) -> list[Path]:
-    """Draw every picture that there is something to show in; returns their paths."""
+    """Write every plot for which there is data; return their paths."""
     drawn: list[Path] = []
 
     def target(name: str) -> Path:

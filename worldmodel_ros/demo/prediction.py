@@ -1,8 +1,8 @@
-"""How good the predicted frames were, once the camera has shown what really came.
+"""Scores predicted frames against the camera images that followed.
 
-A frame predicted for some stamp is compared with the camera image of that stamp, next to the error of the
-trivial prediction that nothing changes (copy-last: the image the prediction started from). Only predictions
-made while the robot moves count: with a robot that stands still, copying is perfect and says nothing.
+A predicted frame is compared with the camera image of its stamp, and with the trivial prediction that nothing changes
+(copy-last: the image the prediction started from). Only predictions made while the robot moves count: while it stands still,
+copying is perfect and the comparison is meaningless.
 """
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from worldmodel_ros.evaluate.drive.pictures import is_moving, psnr
 
 @dataclass(frozen=True)
 class Match:
-    """One predicted frame against the image that came."""
+    """Comparison of one predicted frame with its camera image."""
 
     future: int         # index in Recording.futures
     k: int              # frame within the future, 0-based
@@ -28,17 +28,17 @@ class Match:
 
 @dataclass
 class PredictionScorer:
-    """Matches futures with images as they come; each future is looked at once, when its last frame is due."""
+    """Matches futures with images as they arrive; each future is scored once, when its last frame is due."""
 
     recording: Recording
     tolerance: float = 0.03         # between a predicted stamp and the image's [s]
     matches: list[Match] = field(default_factory=list)
     unmatched: int = 0              # predicted frames without an image at their stamp
-    unreadable: int = 0             # predicted frames that did not decode or had another size
+    unreadable: int = 0             # predicted frames that did not decode or have another size
     _next: int = 0
 
     def advance(self) -> None:
-        """Score all futures whose frames have all come due."""
+        """Score all futures whose frames are all due."""
         rec = self.recording
         while self._next < len(rec.futures) and rec.image_stamps:
             future = rec.futures[self._next]
@@ -65,7 +65,7 @@ class PredictionScorer:
             self.matches.append(Match(index, k, value, psnr(start, image), is_moving(v, w)))
 
     def scores(self) -> dict:
-        """Means over the frames predicted while moving [dB], overall and by horizon; None: no match."""
+        """Return means over the frames predicted while moving [dB], overall and by horizon; None if there is no match."""
         moving = [m for m in self.matches if m.moving]
         step = self.recording.futures[0].step if self.recording.futures else 0.0
         return {

@@ -1,7 +1,7 @@
-"""What an observer of the running system writes down, as plain data.
+"""The recording of a running system by an observer, as plain data.
 
-Stamps are ROS time in integer nanoseconds, as in the messages; everything else is SI. Lists grow at the end
-only, so one thread may append while another reads by index.
+Stamps are ROS time in integer nanoseconds, as in the messages; everything else is in SI units. Lists are append-only, so one
+thread may append while another reads by index.
 """
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ class Command:
 
 @dataclass(frozen=True)
 class Tick:
-    """How one tick of the model was served."""
+    """How one tick of the model was answered."""
 
     stamp: int      # of the observation [ns]
-    tier: int       # a key of TIERS, or 0 when nothing was served
+    tier: int       # a key of TIERS, or 0 if there was no answer
     late: bool      # ready only after its budget
     latency: float  # image received to command published [s]
-    reason: str = ''  # why not the best tier; empty: it was
+    reason: str = ''  # why not the best tier; empty if it was
     age: float = 0.0  # of the image on receipt [s]
-    silent: bool = False  # said of a camera that is silent, not of an image
+    silent: bool = False  # reports a silent camera rather than an image
 
 
 @dataclass(frozen=True)
@@ -61,27 +61,27 @@ class Pose:
 
 @dataclass(frozen=True)
 class Future:
-    """Frames that the model expects to see after one observation."""
+    """Frames that the model predicts from one observation."""
 
     stamp: int                  # of the observation [ns]
     step: float                 # time between frames [s]
     frames: tuple[bytes, ...]   # encoded images; frame k is for stamp + (k + 1) * step
     tier: int = int(Tier.TWO_STEP)
-    age: float = 0.0            # when it was published, since the observation's receipt [s]
+    age: float = 0.0            # from the observation's receipt to publication [s]
 
     @property
     def in_time(self) -> bool:
-        """Whether it was published before the time that its first frame shows."""
+        """Whether it was published before the time of its first frame."""
         return self.age < self.step
 
     def target(self, k: int) -> int:
-        """Stamp that frame ``k`` is for [ns]."""
+        """Return the stamp of frame ``k`` [ns]."""
         return self.stamp + round((k + 1) * self.step * NS)
 
 
 @dataclass(frozen=True)
 class PredictedThing:
-    """A thing that the robot took to be there, and where it was forecast to be at a choice's times."""
+    """An object as estimated by the robot, and its forecast positions at a choice's times."""
 
     name: str
     colour: str
@@ -91,8 +91,8 @@ class PredictedThing:
 
 @dataclass(frozen=True)
 class Option:
-    """A course of action that was imagined: its score, what each term of the task gives it, with what a veto says that it
-    would collide ('': none), and where it leads."""
+    """A candidate: its score, the contribution of each term of the task, the ``contact`` for which it was vetoed ('': none),
+    and its path."""
 
     name: str
     score: float
@@ -103,27 +103,26 @@ class Option:
 
 @dataclass(frozen=True)
 class Choice:
-    """How a command was decided on a forecast of the scene: the name of the option that was chosen, and all that were
-    compared."""
+    """How a command was decided on a forecast of the scene: the name of the chosen option, and all compared ones."""
 
     stamp: int                  # of the observation [ns]
     chosen: str
     options: tuple[Option, ...] = ()
     passes: int = 1             # of the forecast
     terms: tuple[str, ...] = ()  # of the task, in words, in the order of Option.terms
-    times: np.ndarray = field(default_factory=lambda: np.zeros(0))      # of the paths, from the observation on [s]
+    times: np.ndarray = field(default_factory=lambda: np.zeros(0))      # of the paths, since the observation [s]
     things: tuple[PredictedThing, ...] = ()
     walls: np.ndarray = field(default_factory=lambda: np.zeros((0, 3)))  # rows of normal and offset, in base_link
     forecast_time: float = 0.0  # [s]
     decision_time: float = 0.0  # [s]
 
     def option(self, name: str) -> Option | None:
-        """The option of that name, if it was compared."""
+        """Return the option of that name; None if it was not compared."""
         return next((option for option in self.options if option.name == name), None)
 
     def rejected_for(self, option: Option) -> str:
-        """Why an option was not taken: the contact that vetoed it, or the term that it loses most by against the chosen one;
-        empty for one that none of the terms speaks against."""
+        """Return why an option was rejected: its contact, if vetoed, or the term by which it loses most against the chosen one;
+        empty if it loses by no term."""
         if option.contact:
             return f'contact with {option.contact}'
         chosen = self.option(self.chosen)
@@ -136,28 +135,28 @@ class Choice:
 
 @dataclass(frozen=True)
 class Branch:
-    """One action sequence of a what-if answer and what follows from it."""
+    """One action sequence of a what-if answer and its outcome."""
 
     name: str
     frames: tuple[bytes, ...]
     risk: np.ndarray            # (T,) probability of contact per step
     progress: float             # [m]
     path: np.ndarray            # (T, 3) x [m], y [m], yaw [rad] in base_link at the observation
-    terms: tuple[float, ...] = ()  # what each of the answer's terms gives it
+    terms: tuple[float, ...] = ()  # contribution of each of the answer's terms
 
 
 @dataclass(frozen=True)
 class WhatIf:
-    """What the model answered, and, where it was asked, what really follows."""
+    """The model's answer to a what-if request, and the true outcomes, if the simulator was asked."""
 
-    stamp: int                          # observation that was branched from [ns]
+    stamp: int                          # of the observation branched from [ns]
     goal: str
     step: float                         # [s]
     elapsed: float                      # time the model's node used [s]
     round_trip: float                   # request to answer, as the caller sees it [s]
     branches: tuple[Branch, ...]
     truth: tuple[Branch, ...] = ()      # from the simulator; same order, empty if it did not answer
-    terms: tuple[str, ...] = ()         # of the task that the robot has, in words; none without a forecast
+    terms: tuple[str, ...] = ()         # of the robot's task, in words; none without a forecast
     left_out: str = ''                  # what is not answered, and why
 
 
@@ -177,7 +176,7 @@ class Thing:
 
 @dataclass(frozen=True)
 class Sighting:
-    """Where things that move really were."""
+    """True positions of the movers."""
 
     stamp: int                  # [ns]
     movers: dict[str, Thing]    # by name
@@ -185,22 +184,22 @@ class Sighting:
 
 @dataclass
 class Room:
-    """One room of a task, from its begin to what its judge said."""
+    """One room of a task, from its start to its judgement."""
 
     task: str
     seed: int
-    begun: int                          # ROS time at which it was heard of [ns]
-    things: dict[str, Thing] = field(default_factory=dict)  # as they were first seen
+    begun: int                          # ROS time at receipt of its first judgement message [ns]
+    things: dict[str, Thing] = field(default_factory=dict)  # as first observed
     target: str = ''                    # what to reach, touch or keep a distance to
-    succeeded: bool | None = None       # None: it goes on
+    succeeded: bool | None = None       # None: not over
     reason: str = ''
-    seconds: float = 0.0                # that it took [s]
+    seconds: float = 0.0                # duration [s]
     contacts: int = 0
     arrivals: int = 0
 
     @property
     def fate(self) -> str:
-        """What came of it, in words."""
+        """The outcome in words."""
         if self.succeeded is None:
             return 'goes on'
         what = 'done' if self.succeeded else self.reason or 'not done'
@@ -209,7 +208,7 @@ class Room:
 
 @dataclass
 class GoalAttempt:
-    """One goal that was given to the robot; times count from the start of the drive."""
+    """One goal given to the robot; times are from the start of the run."""
 
     goal: str
     given: float                        # [s]
@@ -220,7 +219,7 @@ class GoalAttempt:
 
 @dataclass
 class Recording:
-    """Everything that was observed of one run."""
+    """Everything observed in one run."""
 
     image_stamps: list[int] = field(default_factory=list)
     images: list[np.ndarray] = field(default_factory=list)      # (H, W, 3) uint8 RGB, one per image stamp
@@ -231,16 +230,16 @@ class Recording:
     choices: list[Choice] = field(default_factory=list)         # none without a forecast
     what_ifs: list[WhatIf] = field(default_factory=list)
     things: dict[str, Thing] = field(default_factory=dict)      # newest state by marker key
-    sightings: list[Sighting] = field(default_factory=list)     # where anything moves
+    sightings: list[Sighting] = field(default_factory=list)     # if anything moves
     goals: list[GoalAttempt] = field(default_factory=list)
-    rooms: list[Room] = field(default_factory=list)             # of a task; none without
+    rooms: list[Room] = field(default_factory=list)             # of a task; empty without one
     target: str = ''                                            # of the task
     robot_latencies: list[float] = field(default_factory=list)  # camera to command, measured by the robot [s]
     robot: dict[str, str] = field(default_factory=dict)         # the robot's own diagnostics, newest
     model: dict[str, str] = field(default_factory=dict)         # the model node's own diagnostics, newest
 
     def image_at(self, stamp: int, tolerance: float) -> np.ndarray | None:
-        """The camera image nearest to ``stamp``, or None if there is none within ``tolerance`` seconds."""
+        """Return the camera image nearest to ``stamp``; None if there is none within ``tolerance`` seconds."""
         i = bisect_left(self.image_stamps, stamp)
         near = [j for j in (i - 1, i) if 0 <= j < len(self.image_stamps)]
         if not near:
@@ -249,17 +248,17 @@ class Recording:
         return self.images[j] if abs(self.image_stamps[j] - stamp) <= tolerance * NS else None
 
     def add_image(self, stamp: int, image: np.ndarray) -> None:
-        """Append an image; one that is not newer than the last is dropped: look-up relies on the order."""
+        """Append an image; drop it if it is not newer than the last, because look-ups rely on the order."""
         if not self.image_stamps or stamp > self.image_stamps[-1]:
-            self.images.append(image)  # before its stamp: a reader that finds the stamp must find the image
+            self.images.append(image)  # before the stamp: a reader that finds the stamp must find the image
             self.image_stamps.append(stamp)
 
     def pose_at(self, stamp: int) -> Pose | None:
-        """The robot's true pose nearest to ``stamp``, or None where none is known within 0.1 s of it."""
+        """Return the robot's true pose nearest to ``stamp``; None if there is none within 0.1 s."""
         return _nearest(self.poses, stamp, 0.1)
 
     def sighting_at(self, stamp: int) -> Sighting | None:
-        """Where what moves really was, nearest to ``stamp``; None where it is not known within 0.1 s of it."""
+        """Return the true positions of movers nearest to ``stamp``; None if there are none within 0.1 s."""
         return _nearest(self.sightings, stamp, 0.1)
 
     @property
@@ -271,11 +270,11 @@ class Recording:
         return [room for room, following in zip_longest(self.rooms, self.rooms[1:]) if not following or following.begun > first]
 
     def room_at(self, stamp: int) -> Room | None:
-        """The room that the robot was in, if it has a task."""
+        """Return the room that the robot was in; None without a task."""
         return next((room for room in reversed(self.rooms) if room.begun <= stamp), None)
 
     def mean_command(self, start: int, end: int) -> tuple[float, float]:
-        """Time-weighted means of v and w that were commanded between two stamps [m/s], [rad/s]."""
+        """Return the time-weighted means of the commanded v [m/s] and w [rad/s] between two stamps."""
         by_receipt = attrgetter('received')
         first = bisect_right(self.commands, start, key=by_receipt) - 1
         last = bisect_left(self.commands, end, key=by_receipt)
@@ -290,7 +289,7 @@ class Recording:
 
 
 def _nearest(found: list, stamp: int, tolerance: float):
-    """Of things with ascending stamps, the one nearest to ``stamp``; None where none is within ``tolerance`` seconds."""
+    """Return the item nearest to ``stamp``, of items with ascending stamps; None if none is within ``tolerance`` seconds."""
     i = bisect_left(found, stamp, key=attrgetter('stamp'))
     near = min(found[max(i - 1, 0):i + 1], key=lambda each: abs(each.stamp - stamp), default=None)
     return near if near is not None and abs(near.stamp - stamp) <= tolerance * NS else None

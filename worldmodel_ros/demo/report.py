@@ -1,4 +1,4 @@
-"""The page that shows a run: the verdict, the images, and the numbers behind them."""
+"""The HTML report of a run: the verdict, the images, and the numbers behind them."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ _IMAGES = {  # by section: file and what it shows
 
 
 def write_report(directory: Path, summary: dict, checks: Sequence[Check], conclusion: str, drawn: Sequence[Path]) -> Path:
-    """Write report.html next to the images that were ``drawn``; returns its path."""
+    """Write report.html next to the images that were ``drawn``; return its path."""
     path, names = directory / 'report.html', {image.name for image in drawn}
     tables = {'Futures': _decisions(summary['decisions']), 'Path': _rooms(summary['rooms']), 'Time': _time(summary)}
     body = []

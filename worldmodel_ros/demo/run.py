@@ -1,4 +1,4 @@
-"""One run of the demo from start to end: processes up, drive, judge, draw."""
+"""Runs the demo from start to end: start processes, drive, judge, plot."""
 from __future__ import annotations
 
 import contextlib
@@ -26,29 +26,29 @@ from worldmodel_ros.demo.summary import Run, summarise
 from worldmodel_ros.demo.verdict import conclusion, exit_code, judge
 from worldmodel_ros.machine import machine, versions
 
-REPORT_TIMEOUT = 3.0   # the robot reports once a second [s]
+REPORT_TIMEOUT = 3.0   # for a report of the robot, which comes once a second [s]
 MODEL_NODE, ROBOT_NODE = 'world_model_node', 'sim_robot'
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line asks for."""
+    """Options from the command line."""
 
     plan: Plan
     out: Path
     arguments: dict[str, object] = field(default_factory=dict)  # of the bring-up, such as seed and model
-    parameters: list[Path] = field(default_factory=list)        # files that win over the bring-up's
+    parameters: list[Path] = field(default_factory=list)        # files that override the bring-up's
     namespace: str = ''
     load: bool = False
-    domain_id: int | None = None    # None: one that is free
+    domain_id: int | None = None    # None: a free one
 
 
 def run_demo(options: Options, observing: Callable[[Recording, str], AbstractContextManager]) -> int:
     """
-    Run the demo; returns the exit code: that of the verdict, 1 if it could not run, 130 if interrupted.
+    Run the demo; return the exit code: that of the verdict, 1 if it could not run, 130 if interrupted.
 
-    ``observing(recording, namespace)`` gives a node that listens and asks (``nodes.demo.observer``); it is called when the
-    environment of its ROS graph has been set.
+    ``observing(recording, namespace)`` returns the context manager of an observer (``nodes.demo.observer``); it is called once
+    the environment of the ROS graph is set.
     """
     signal.signal(signal.SIGTERM, _interrupt)
     recording = Recording()
@@ -79,7 +79,7 @@ def _drive(options: Options, recording: Recording, scorer: PredictionScorer,
     with Supervisor(description.environment, log, options.domain_id) as supervisor:
         nodes = description.resolve('sim', {**options.arguments, 'task': options.plan.task}, options.parameters)
         supervisor.add(nodes, options.namespace)
-        os.environ.update(supervisor.environment)  # before rclpy is loaded: this process joins their graph
+        os.environ.update(supervisor.environment)  # before loading rclpy, so that this process joins the nodes' graph
         live.note(f'Starting {", ".join(node.name for node in nodes)} '
                   f'(ROS_DOMAIN_ID={supervisor.domain_id}, logs in {log})')
         supervisor.start()
@@ -89,7 +89,7 @@ def _drive(options: Options, recording: Recording, scorer: PredictionScorer,
             done('processes')
             live.note(f'All processes run after {sum(start_up.values()):.1f} s. '
                       f'Driving for {options.plan.seconds:.0f} s.')
-            if options.plan.task:  # the rooms that have passed while the model was loaded are not the demo's
+            if options.plan.task:  # start over: rooms that have passed while the model was loading do not count
                 supervisor.restart(f'{options.namespace}/{ROBOT_NODE}')
             name = f'{options.namespace}/{MODEL_NODE}'
             with CpuLoad() if options.load else contextlib.nullcontext():

@@ -1,4 +1,4 @@
-"""One look for all pictures of the demo."""
+"""Common style of the demo's plots."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 
-matplotlib.use('Agg')  # before pyplot: there is no display on a robot
+matplotlib.use('Agg')  # before importing pyplot: a robot has no display
 
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
@@ -32,7 +32,7 @@ _RC = {
 
 @contextmanager
 def picture(path: Path, width: float, height: float, title: str, note: str = '') -> Iterator[Figure]:
-    """A figure of ``width`` x ``height`` inches with a title and a muted note, written to ``path`` at the end."""
+    """Yield a figure of ``width`` x ``height`` inches with a title and a muted note, and write it to ``path`` at the end."""
     with plt.rc_context(_RC):
         figure = plt.figure(figsize=(width, height))
         figure.text(0.16 / width, 1 - 0.14 / height, title, fontsize=13, fontweight='bold', va='top')
@@ -45,7 +45,7 @@ def picture(path: Path, width: float, height: float, title: str, note: str = '')
 
 
 def show_frame(axes: Axes, frame: np.ndarray, label: str = '', colour: str = LINE, below: str = '') -> None:
-    """Show a small picture (H, W, 3): pixels visible, a thin border, a label above and a note below."""
+    """Show a small image (H, W, 3) with visible pixels, a thin border, a label above and a note below."""
     axes.imshow(frame, interpolation='nearest')
     axes.set(xticks=[], yticks=[])
     axes.grid(False)
@@ -58,10 +58,10 @@ def show_frame(axes: Axes, frame: np.ndarray, label: str = '', colour: str = LIN
 
 
 def font(size: int) -> ImageFont.FreeTypeFont:
-    """The font of the charts, for images that are not drawn by matplotlib; ``size`` in pixels."""
+    """Return the font of the charts, for images not drawn by matplotlib; ``size`` [pixels]."""
     return ImageFont.truetype(str(Path(matplotlib.get_data_path()) / 'fonts/ttf/DejaVuSans.ttf'), size)
 
 
 def goal_colour(name: str) -> str:
-    """Colour to write a goal's name in."""
+    """Return the text colour of a goal's name."""
     return GOAL_COLOURS.get(name, INK)

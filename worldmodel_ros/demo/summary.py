@@ -1,4 +1,4 @@
-"""Numbers of one run, from what was recorded of it."""
+"""Computes the summary of a run from its recording."""
 from __future__ import annotations
 
 import math
@@ -15,37 +15,37 @@ from worldmodel_ros.demo.prediction import PredictionScorer
 from worldmodel_ros.demo.recording import NS, TIERS, GoalAttempt, Pose, Recording, Room, WhatIf
 from worldmodel_ros.evaluate.drive.pictures import psnr
 
-# Of the model node's diagnostics.
+# Keys taken from the model node's diagnostics.
 MODEL_KEYS = ('model', 'backend', 'forecast', 'forecast_backend', 'odometry', 'warmup_s', 'tick_two_step_ms',
               'tick_one_step_ms', 'tick_plan_only_ms', 'predictions_possible_hz')
-_ALIKE = 0.5     # m, within which a mover is the one that was forecast
-AHEAD = (0.4, 0.8, 1.6)  # s, of the forecast places that are compared with what came
+_ALIKE = 0.5     # m, within which an estimated object is matched with a mover
+AHEAD = (0.4, 0.8, 1.6)  # s, horizons at which forecast positions are compared with the truth
 
 
 @dataclass(frozen=True)
 class Kill:
-    """What followed from killing the model's process; times in s after the kill, None: it did not happen."""
+    """Outcome of killing the model's process; times in s after the kill, None if it did not happen."""
 
-    at: float                       # [s] of the drive
+    at: float                       # time of the kill in the run [s]
     stop: float | None              # first command to stop
     driving: float | None           # first command from the model again
 
 
 @dataclass(frozen=True)
 class Run:
-    """What is known of a run apart from the messages."""
+    """What is known of a run apart from its messages."""
 
-    seconds: float                  # length of the drive [s]
+    seconds: float                  # duration of the run [s]
     deadline: float                 # camera stamp to command [s]
-    late_commands: int | None       # that the robot counted as late; None: the robot did not say
+    late_commands: int | None       # late commands as counted by the robot; None if it did not report
     start_up: dict[str, float]      # phase -> [s]
     kills: list[Kill] = field(default_factory=list)
-    loaded: bool = False            # another program burnt all cores
-    task: str = ''                  # what the robot was told and judged by; without one, goals were given
+    loaded: bool = False            # another program kept all cores busy
+    task: str = ''                  # the task given and judged; if empty, goals were given
 
 
 def summarise(recording: Recording, run: Run, scorer: PredictionScorer) -> dict:
-    """The content of summary.json, less what describes the machine; times in the unit that the key names."""
+    """Return the content of summary.json, except the machine; times are in the unit that the key names."""
     reached = [g for g in recording.goals if g.reached is not None]
     done = [room for room in recording.driven if room.succeeded]
     ticks = sum(not tick.silent for tick in recording.ticks)
@@ -81,40 +81,40 @@ def summarise(recording: Recording, run: Run, scorer: PredictionScorer) -> dict:
 
 
 def latency_ms(recording: Recording) -> dict:
-    """Quantiles of ``camera_to_command`` [ms], and who measured."""
+    """Return the quantiles of ``camera_to_command`` [ms], and where it was measured."""
     return {**quantiles_ms(camera_to_command(recording)),
             'measured_by': 'robot' if recording.robot_latencies else 'observer'}
 
 
 def camera_to_command(recording: Recording) -> list[float]:
-    """Camera stamp to command received, of the commands that answer an observation [s], in their order.
+    """Return the times from camera stamp to command received, of the commands that answer an observation, in order [s].
 
-    As the robot measured it, on the steady clock; if it did not tell, as the observer did, on ROS time.
+    As measured by the robot, by the steady clock; if it did not report, as measured by the observer, by ROS time.
     """
     observed = observed_latencies(recording)
-    # What the robot received after the observer had finished is no part of the drive.
+    # Commands that the robot received after the observer had finished do not count.
     return recording.robot_latencies[:len(observed)] or observed
 
 
 def observed_latencies(recording: Recording) -> list[float]:
-    """Camera stamp to command received by the observer [s]."""
+    """Return the times from camera stamp to command received by the observer [s]."""
     return [c.latency for c in recording.commands if c.stamp]
 
 
 def quantiles_ms(seconds: list[float]) -> dict:
-    """p50, p99 and maximum of durations [ms], and how many there are of them."""
+    """Return p50, p99 and maximum of durations [ms], and their number."""
     return {'p50': _quantile_ms(seconds, 0.5), 'p99': _quantile_ms(seconds, 0.99),
             'max': _quantile_ms(seconds, 1.0), 'commands': len(seconds)}
 
 
 def tier_counts(recording: Recording) -> dict[str, int]:
-    """Ticks by the tier that served them; between the rooms of a task there are no images, and thus no ticks."""
+    """Return the number of ticks per tier; between the rooms of a task there are no images, and so no ticks."""
     counts = Counter(tick.tier for tick in recording.ticks if not tick.silent)
     return {name: counts[tier] for tier, name in TIERS.items()}
 
 
 def decisions(recording: Recording) -> dict:
-    """How commands were decided on a forecast of the scene; without one, empty."""
+    """Return how commands were decided on a forecast of the scene; empty without one."""
     if not recording.choices:
         return {}
     compared = [choice for choice in recording.choices if choice.options]
@@ -134,9 +134,9 @@ def decisions(recording: Recording) -> dict:
 
 
 def mover_errors(recording: Recording) -> dict[str, float | None]:
-    """Median distance between where what moves was taken to be, now and AHEAD, and where it really was [m], by s ahead.
+    """Return the median error of estimated (0 s) and forecast (AHEAD) positions of movers [m], by horizon in s.
 
-    A thing is the mover that is nearest to it at the observation, within _ALIKE; what is none's has no part in it.
+    Each object is matched with the mover nearest to it at the observation, within _ALIKE; unmatched objects do not count.
     """
     found: dict[float, list[float]] = {0.0: [], **{ahead: [] for ahead in AHEAD}}
     for choice in recording.choices:
@@ -159,15 +159,15 @@ def mover_errors(recording: Recording) -> dict[str, float | None]:
 
 
 def in_world(places: np.ndarray, pose: Pose) -> np.ndarray:
-    """Places (..., 2) in base_link of a pose, in the world [m]."""
+    """Return positions (..., 2) in base_link of a pose as positions in the world [m]."""
     cos, sin = math.cos(pose.yaw), math.sin(pose.yaw)
     return places @ np.array([[cos, sin], [-sin, cos]]) + (pose.x, pose.y)
 
 
 def predictions(recording: Recording) -> dict:
     """
-    Predictions that were published, those of them ``in_time`` (before the time that their first frame shows), and their
-    age when they were published [ms].
+    Return the number of predictions ``published``, the number ``in_time`` (before the time of their first frame), and their
+    age on publication [ms].
     """
     futures = recording.futures
     return {'published': len(futures), 'in_time': sum(future.in_time for future in futures),
@@ -176,13 +176,13 @@ def predictions(recording: Recording) -> dict:
 
 
 def lower_tier_reasons(recording: Recording) -> dict[str, int]:
-    """Ticks that the best tier did not serve, by the reason without its numbers, most frequent first."""
+    """Return the number of ticks below the best tier, by reason without its numbers, most frequent first."""
     counts = Counter(_without_numbers(tick.reason) for tick in recording.ticks if tick.tier > 1)
     return dict(counts.most_common(8))
 
 
 def not_imagined_because(recording: Recording) -> dict[str, int]:
-    """As ``lower_tier_reasons``, of the ticks that were answered before anything was imagined."""
+    """Return the same as ``lower_tier_reasons``, for the ticks answered before a prediction was made."""
     counts = Counter(_without_numbers(tick.reason) for tick in recording.ticks if tick.tier > max(MODEL_TIERS))
     return dict(counts.most_common(8))
 
@@ -192,8 +192,8 @@ def _without_numbers(reason: str) -> str:
 
 
 def part_times(recording: Recording) -> dict:
-    """Where the time from camera to command goes [ms]: until the image is received, in the node until the command is
-    published, and, of the latter, the forecast and the comparing of candidates."""
+    """Return the parts of the time from camera to command [ms]: until the image is received, in the node until the command is
+    published, and, within the latter, the forecast and the comparison of candidates."""
     answered = [tick for tick in recording.ticks if tick.tier and tick.latency]
     return {'image': quantiles_ms([tick.age for tick in answered]), 'node': quantiles_ms([tick.latency for tick in answered]),
             'forecast': quantiles_ms([choice.forecast_time for choice in recording.choices]),
@@ -201,28 +201,27 @@ def part_times(recording: Recording) -> dict:
 
 
 def distance_driven(recording: Recording) -> float:
-    """Length of the path driven [m]."""
+    """Return the length of the driven path [m]."""
     return sum(math.dist((one.x, one.y), (other.x, other.y)) for one, other in _steps(recording))
 
 
 def angle_turned(recording: Recording) -> float:
-    """Sum of all turning, either way [rad]."""
+    """Return the sum of all rotation, in both directions [rad]."""
     return sum(abs(math.remainder(other.yaw - one.yaw, math.tau)) for one, other in _steps(recording))
 
 
 def _steps(recording: Recording) -> list[tuple[Pose, Pose]]:
-    """Poses that follow each other in one room."""
+    """Return the pairs of consecutive poses in the same room."""
     return [(one, other) for one, other in pairwise(recording.poses)
             if recording.room_at(one.stamp) is recording.room_at(other.stamp)]
 
 
 def what_if_scores(answers: list[WhatIf]) -> dict:
-    """Time and quality of the what-if answers.
+    """Return times and quality of the what-if answers.
 
-    ``psnr_db``: last frame of each moving branch against the simulator's. ``psnr_ignoring_action_db``: the
-    simulator's own last frame of that branch against that of its branch ``stop``, which is what a perfect model
-    reaches that does not look at the action. ``best_branch_agrees``: share of the answers whose branch of most
-    progress is also the simulator's best.
+    ``psnr_db``: last frame of each moving branch against the simulator's. ``psnr_ignoring_action_db``: the simulator's last
+    frame of that branch against that of its branch ``stop``, which is what a perfect model that ignores the action would
+    reach. ``best_branch_agrees``: share of the answers whose branch with most progress is also the simulator's best.
     """
     scores: list[float] = []
     ignoring: list[float] = []
@@ -279,7 +278,7 @@ def _rounded(value: float | None, scale: float = 1.0) -> float | None:
 
 
 def _numbers(values: dict[str, str]) -> dict[str, str | float | None]:
-    """Diagnostics carry text only: what is a number becomes one, or None if not finite (JSON has no NaN)."""
+    """Convert the text values of diagnostics to numbers where possible; None if not finite (JSON has no NaN)."""
     result: dict[str, str | float | None] = {}
     for key, text in values.items():
         try:

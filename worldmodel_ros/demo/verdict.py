@@ -1,4 +1,4 @@
-"""The verdict of a run in words: each claim with its number and its bound."""
+"""The verdict on a run in words: each claim with its number and bound."""
 from __future__ import annotations
 
 import enum
@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from worldmodel_ros.control.ladder import MODEL_TIERS, Tier
 from worldmodel_ros.exit_codes import TOO_SLOW
 
-MODEL_SHARE = 0.5           # of the ticks, answered after their future was imagined
-FORECAST_SHARE = 0.95       # of the ticks of a task, decided on a forecast, where nothing else wants the processor
-PREDICTED_SHARE = 0.5       # of the ticks, whose prediction was published in time
-TWO_STEP_SHARE = 0.95       # of the ticks, on a machine that has nothing else to do
+MODEL_SHARE = 0.5           # of the ticks, answered after a prediction
+FORECAST_SHARE = 0.95       # of the ticks of a task, decided on a forecast, on an otherwise idle machine
+PREDICTED_SHARE = 0.5       # of the ticks, with a prediction published in time
+TWO_STEP_SHARE = 0.95       # of the ticks, on an otherwise idle machine
 PREDICTION_MARGIN_DB = 2.0  # over copying the last frame
 STOP_AFTER_KILL_MS = 150.0
-DRIVEN_V = 0.02             # mean speed that is more than noise [m/s]
-DRIVEN_W = 0.1              # mean rate of turning that is more than noise [rad/s]
+DRIVEN_V = 0.02             # mean speed above noise [m/s]
+DRIVEN_W = 0.1              # mean turn rate above noise [rad/s]
 
 
 class Weight(enum.Enum):
-    """What it means that a claim does not hold."""
+    """The consequence of a failed claim."""
 
     REQUIRED = enum.auto()  # the run did not work
     SPEED = enum.auto()     # the robot was safe, but the model is too slow on this machine
@@ -40,7 +40,7 @@ class Check:
 
 
 def judge(summary: dict) -> list[Check]:
-    """Hold a summary against the budget; a claim that nothing was measured for fails."""
+    """Check a summary against the budget and the bounds; a claim without a measurement fails."""
     budget = summary['deadline_ms']
     latency = summary['camera_to_command_ms']
     late = summary['late_commands_published']
@@ -79,13 +79,13 @@ def judge(summary: dict) -> list[Check]:
 
 
 def exit_code(checks: list[Check]) -> int:
-    """Return 0 where the run worked, TOO_SLOW where the robot was safe but the model too slow here, else 1."""
+    """Return 0 if the run worked, TOO_SLOW if the robot was safe but the model too slow on this machine, else 1."""
     failed = {check.weight for check in checks if not check.passed}
     return 1 if Weight.REQUIRED in failed else TOO_SLOW if Weight.SPEED in failed else 0
 
 
 def conclusion(checks: list[Check], summary: dict) -> str:
-    """Say in a sentence or two what came of the run, and, where the machine is too slow, what it could do."""
+    """Return the outcome in a sentence or two; if the machine is too slow, also what it could sustain."""
     code = exit_code(checks)
     if code == 0:
         weak = sum(not check.passed for check in checks)
@@ -107,7 +107,7 @@ def conclusion(checks: list[Check], summary: dict) -> str:
 
 
 def _share(summary: dict, tiers: Sequence[Tier]) -> float:
-    """Of the ticks, those that one of the tiers served."""
+    """Return the share of ticks answered by one of ``tiers``."""
     served = sum(summary['tiers'].values())
     return sum(summary['tiers'][tier.name.lower()] for tier in tiers) / served if served else 0.0
 
@@ -121,7 +121,7 @@ def _speed(summary: dict, served: int) -> list[Check]:
     return [
         Check(f'{by_model:.1%} of the ticks were {imagined} (wanted: {MODEL_SHARE:.0%})', by_model >= MODEL_SHARE,
               Weight.SPEED),
-        # The commands of a task need no images: those come where the time between two ticks suffices. But some must come.
+        # The commands of a task need no predicted images, which come if there is time between ticks; but some must come.
         Check(f'{published} predictions were published, {in_time} before the time that they show: of {share:.1%} of '
               f'the ticks (wanted: {PREDICTED_SHARE:.0%}); age p50 {_number(age["p50"])} ms, p99 {_number(age["p99"])} ms',
               share >= PREDICTED_SHARE, Weight.WANTED if summary['task'] and in_time else Weight.SPEED)]
@@ -135,7 +135,7 @@ def _goals(summary: dict) -> Check:
 
 
 def _rooms(summary: dict) -> Check:
-    """The judge's words on each room."""
+    """Return the check of the rooms, with the judge's result for each."""
     done = sum(bool(room['succeeded']) for room in summary['rooms'])
     over = sum(room['succeeded'] is not None for room in summary['rooms'])
     told = '; '.join(f'{room["seed"]} {room["fate"]}' for room in summary['rooms'])

@@ -1,4 +1,4 @@
-"""The picture of a what-if answer: predicted and true outcome of each action sequence."""
+"""Plots a what-if answer: predicted and true outcome of each action sequence."""
 from __future__ import annotations
 
 import math
@@ -12,7 +12,7 @@ from worldmodel_ros.demo.recording import Branch, WhatIf
 
 
 def most_telling(answers: list[WhatIf]) -> WhatIf | None:
-    """The answer whose branches really differ most, by the simulator if it answered; None without answers."""
+    """Return the answer whose branches differ most, by the simulator if it answered; None without answers."""
     def spread(answer: WhatIf) -> float:
         branches = answer.truth or answer.branches
         frames = np.stack([decode_rgb(branch.frames[-1]).astype(np.float32) for branch in branches])
@@ -22,9 +22,9 @@ def most_telling(answers: list[WhatIf]) -> WhatIf | None:
 
 
 def draw_what_if(path: Path, answer: WhatIf, observed: np.ndarray | None) -> None:
-    """Write the branches of one answer, the simulator's truth below, and the branches' paths seen from above.
+    """Plot the branches of one answer, the simulator's truth below, and the branches' paths seen from above.
 
-    ``observed``: (H, W, 3) uint8, the image branched from; None: not known.
+    ``observed``: (H, W, 3) uint8, the image branched from; None if unknown.
     """
     columns, rows = len(answer.branches), 2 if answer.truth else 1
     width, height = 2.0 * (columns + 1) + 0.9, 1.15 + 2.35 * max(rows, 2)
@@ -57,12 +57,12 @@ def draw_what_if(path: Path, answer: WhatIf, observed: np.ndarray | None) -> Non
 
 
 def anywhere(risk: np.ndarray) -> float:
-    """Probability of a contact in any step, from that of each step, taken as independent."""
+    """Return the probability of a contact in any step, from that of each step, assuming independence."""
     return 1.0 - float(np.prod(1.0 - np.clip(risk, 0.0, 1.0)))
 
 
 def progress(branch: Branch) -> str:
-    """A branch's progress in words; without a goal there is none."""
+    """Return a branch's progress in words, or 'no goal'."""
     return 'no goal' if math.isnan(branch.progress) else f'progress {round(branch.progress, 2) + 0.0:+.2f} m'
 
 
@@ -74,7 +74,7 @@ def _draw_paths(axes, answer: WhatIf) -> None:
     for branches, colour, dash, label in ((answer.truth, style.TRUTH, '-', 'simulator'),
                                           (answer.branches, style.MODEL, '--', 'model')):
         for i, branch in enumerate(branches):
-            # robot's forward is up, its left is left
+            # forward is up, left is left
             xy = np.vstack([[0.0, 0.0], branch.path[:, :2]])
             axes.plot(-xy[:, 1], xy[:, 0], dash, color=colour, lw=1.6, label=label if i == 0 else None)
             axes.plot(-xy[-1, 1], xy[-1, 0], 'o', color=colour, ms=3.5)
