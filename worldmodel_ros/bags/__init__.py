@@ -1,6 +1,6 @@
 """
-Recorded drives: rosbag2 folders and files read and written without ROS, damaged ones too, and made into ticks.
+Recordings: reads rosbag2 folders and files without ROS, even damaged ones, turns them into ticks and exports them.
 
-``source`` reads messages, ``mapping`` tells which are images and actions, ``drive`` gives what the live node would have been
-given.
+``source`` reads messages, ``mapping`` tells which are images and actions, ``drive`` yields the ticks that the live node would
+have received.
 """

@@ -1,4 +1,4 @@
-"""Lets an iterator run ahead of who iterates, in a thread."""
+"""Prefetches the items of an iterator in a thread."""
 from __future__ import annotations
 
 import queue
@@ -8,13 +8,13 @@ from typing import TypeVar
 
 T = TypeVar('T')
 _END = object()
-_PATIENCE = 0.1  # s, between two looks whether anybody still waits
+_PATIENCE = 0.1  # s, between two checks whether the generator was closed
 
 
 def ahead(iterator: Iterator[T], items: int) -> Iterator[T]:
     """
-    Yield what ``iterator`` yields, computed in a thread of its own up to ``items`` ahead; an exception is raised where it
-    belongs. The thread ends with the last item, or when the generator is closed.
+    Yield the items of ``iterator``, computed in a thread up to ``items`` ahead; an exception is raised in its place in the
+    sequence. The thread ends with the last item, or when the generator is closed.
     """
     ready: queue.Queue = queue.Queue(items)
     closed = threading.Event()

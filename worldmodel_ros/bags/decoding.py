@@ -1,4 +1,4 @@
-"""Turns the bytes of messages into objects, by the definitions in the bag or else those of ROS 2 Jazzy."""
+"""Decodes the bytes of messages into objects, by the definitions in the bag, else those of ROS 2 Jazzy."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -16,10 +16,10 @@ _IDL_SEPARATOR = '=' * 80 + '\n'
 @lru_cache(maxsize=256)
 def decoder(name: str, definition: MessageDefinition) -> Callable[[bytes], Any]:
     """
-    Return what reads a message of type ``name`` ('sensor_msgs/msg/Image') from its CDR bytes.
+    Return the function that decodes a message of type ``name`` ('sensor_msgs/msg/Image') from its CDR bytes.
 
-    Each type has a store of its own, so that two definitions of one type in a bag do no harm. Raises
-    MessageError for a type without a definition, or whose definition cannot be read.
+    Each type has its own store, so that a bag may have two definitions of one type. Raises MessageError for a type without a
+    definition, or with one that cannot be read.
     """
     try:
         if definition.format is MessageDefinitionFormat.NONE:
@@ -28,7 +28,7 @@ def decoder(name: str, definition: MessageDefinition) -> Callable[[bytes], Any]:
             store = get_typestore(Stores.EMPTY)
             store.register(_parse(name, definition))
         store.get_msgdef(name)
-    except Exception as error:  # the parser of definitions raises many kinds
+    except Exception as error:  # the parser raises many types
         what = ('the bag has no definition of it, and it is none of ROS 2 Jazzy\'s'
                 if definition.format is MessageDefinitionFormat.NONE else
                 f'its definition in the bag is broken: {error}')

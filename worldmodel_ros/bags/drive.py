@@ -1,8 +1,8 @@
 """
-Makes of a bag what the live world model node would have been given: ticks with their executed actions.
+Turns a bag into the ticks that the live world model node would have received, with their executed actions.
 
-The same functions judge, read and average here and there (worldmodel_ros.inputs); the receipt of a message is its
-time in the bag. Unlike the node, an image whose stamp is off from its receipt is used, and noted in ``Drive.health``.
+Both use the same functions (worldmodel_ros.inputs) to check, read and average; the receipt of a message is its time in the
+bag. Unlike in the node, an image whose stamp is off from its receipt is used, and noted in ``Drive.health``.
 """
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .mapping import Mapping
 from .problems import MessageError
 from .source import Bag, Record
 
-_AHEAD = 64  # ticks that are read before they are asked for, at most
+_AHEAD = 64  # maximum number of prefetched ticks
 _PATIENCE = 5 * NS  # for the actions of a tick, after its receipt
 
 
@@ -36,10 +36,10 @@ class Tick:
 
     ``index`` counts ticks from 0 and ``episode`` episodes; each begins a new session. ``stamp_ns`` is the image's,
     ``log_ns`` its receipt. ``image``: uint8 (H, W, 3) RGB at the model's size. ``executed``, float32 (A,): the
-    time-weighted mean action since the tick before (over one step period, for the first of an episode), as the node
-    has it. ``recorded``, float32 (A,): the first action received within a step period from the stamp on, else the one in
-    force; None before the first one. ``goal``: '' where it is unknown. ``wheels``: pose (3,), m and rad, and twist
-    (2,), m/s and rad/s, that the odometry measured, as the node has them; None where it did not, or was not asked for.
+    time-weighted mean action since the previous tick (over one step period, for the first of an episode), as in the node.
+    ``recorded``, float32 (A,): the first action received within a step period from the stamp on, else the one in force; None
+    before the first one. ``goal``: '' if unknown. ``wheels``: pose (3,), m and rad, and twist (2,), m/s and rad/s, measured by
+    the odometry, as in the node; None if not measured or not requested.
     """
 
     index: int
@@ -54,7 +54,7 @@ class Tick:
 
 
 class _Seen(NamedTuple):
-    """A tick whose actions are not all known yet."""
+    """A tick whose actions are not complete yet."""
 
     stamp: int
     log: int
@@ -65,9 +65,9 @@ class _Seen(NamedTuple):
 
 class Drive:
     """
-    The ticks of a bag, each time it is iterated over; ``health`` is that of the newest iteration.
+    The ticks of a bag; can be iterated over repeatedly. ``health`` is that of the newest iteration.
 
-    Reading and decoding run ahead of the caller in a thread, a bounded number of ticks.
+    Reading and decoding run ahead of the caller in a thread, by a bounded number of ticks.
     """
 
     def __init__(self, bag: Bag, mapping: Mapping, preset: Preset, settings: FrameSettings,
@@ -79,7 +79,7 @@ class Drive:
 
     @property
     def images(self) -> int:
-        """How many images the bag has, as far as it knows: ``health.images`` comes up to it."""
+        """Number of images in the bag, as stated by the bag; ``health.images`` approaches it."""
         return self.bag.topics[self.mapping.image_topic].count
 
     def __iter__(self) -> Iterator[Tick]:
@@ -90,11 +90,11 @@ class Drive:
 def read_drive(bag: Bag, mapping: Mapping, preset: Preset, settings: FrameSettings = FrameSettings(),
                seconds: float | None = None, skip: float = 0.0, wheels: bool = False) -> Drive:
     """
-    Return the ticks of a bag, to be iterated over. ``settings`` are those of the live node. ``wheels``: with what the odometry
-    measured, if there is one.
+    Return the ticks of a bag, to be iterated over. ``settings`` are those of the live node. ``wheels``: include odometry, if
+    there is any.
 
-    ``skip`` and ``seconds``: images earlier and later than this after the first one are left, and have no part in
-    ``Drive.health`` (a caller that ends the iteration early finds in it what was read ahead).
+    ``skip`` and ``seconds``: images earlier and later than this after the first one are left out, also of ``Drive.health``
+    (which includes prefetched images if the caller ends the iteration early).
     """
     return Drive(bag, mapping, preset, settings, seconds, skip, wheels)
 
@@ -114,7 +114,7 @@ class _Reading:
         self._seen: deque[_Seen] = deque()
         self._goal = ''
         self._index = self._episode = -1
-        self._stamp: int | None = None  # of the newest tick that was given out
+        self._stamp: int | None = None  # of the newest yielded tick
         self._began: int | None = None  # receipt of the first image
         self._limit = math.inf if drive.seconds is None else drive.seconds * NS
         self._skip = drive.skip * NS
@@ -124,7 +124,7 @@ class _Reading:
         now = None
         for record in self._bag.messages(self._topics):
             if now is not None and record.log_ns < now:
-                yield from self._finish(None)  # time was set back: no action of the new time belongs to these
+                yield from self._finish(None)  # time was set back: later actions do not belong to these ticks
             now, is_image = record.log_ns, record.topic.name == self._mapping.image_topic
             if is_image and self._began is None:
                 self._began = now
@@ -151,7 +151,7 @@ class _Reading:
             elif name == self._mapping.info_topic:
                 if self._camera.take(message):
                     self._frames.view = self._camera.view
-                    self._frames.forget()  # what was seen by another view is no past of what is seen now
+                    self._frames.forget()  # images of the former view are not a valid history
             elif name == self._mapping.goal_topic:
                 self._take_goal(message.data.strip(), record.log_ns)
         except MessageError as error:
@@ -167,7 +167,7 @@ class _Reading:
             return
         self._health.image(message, stamp, log, pace)
         if image is not None:
-            # What shares the memory of the message is read-only, and would keep all of it.
+            # An image that shares the message's memory is read-only, and would keep all of it alive.
             image = image if image.flags.owndata else image.copy()
             self._seen.append(_Seen(stamp, log, image, pace is Pace.NEW_EPISODE, self._goal))
 
@@ -182,12 +182,12 @@ class _Reading:
 
     def _take_goal(self, goal: str, log: int) -> None:
         if goal and goal not in self._goals:
-            self._health.unknown_goal(goal, log)  # the node refuses it, and keeps the one before
+            self._health.unknown_goal(goal, log)  # like the node, keep the previous goal
         else:
             self._goal = goal
 
     def _finish(self, now: int | None) -> Iterator[Tick]:
-        """Yield the ticks of which all actions are known at the time ``now`` [ns]; None: all there are."""
+        """Yield the ticks whose actions are complete at the time ``now`` [ns]; None: all ticks."""
         while self._seen and (now is None or self._is_complete(self._seen[0], now)):
             seen = self._seen.popleft()
             self._index += 1
@@ -202,5 +202,5 @@ class _Reading:
                        self._wheels.at(seen.stamp) if self._wheels_topic else None)
 
     def _is_complete(self, seen: _Seen, now: int) -> bool:
-        # A stamp far ahead of its receipt would be waited for until the end of the bag.
+        # Otherwise a stamp far ahead of its receipt would hold up ticks until the end of the bag.
         return now > min(seen.stamp + self._period, seen.log + _PATIENCE)

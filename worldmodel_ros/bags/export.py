@@ -1,4 +1,4 @@
-"""Exports recorded drives to the form that training and fine-tuning take: one LeRobot dataset of many episodes."""
+"""Exports recordings to one LeRobot dataset of many episodes, for training and fine-tuning."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
@@ -16,7 +16,7 @@ from .drive import Tick
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, and the ``dropped`` ticks that stood alone or have no recorded action."""
+    """What was written, and the number of ``dropped`` ticks, which stood alone or have no recorded action."""
 
     folder: Path
     episodes: int
@@ -26,15 +26,14 @@ class Exported:
 
 def export(drives: Iterable[Iterable[Tick]], folder: Path, preset: Preset) -> Exported:
     """
-    Write the ticks of recorded drives, at the preset's image size and step period, as a LeRobot dataset v3.0.
+    Write the ticks of recordings, at the preset's image size and step period, as a LeRobot dataset v3.0.
 
-    A frame's ``action`` is what was executed from it to the next frame, the mean over the period as the live node
-    takes it, float32 in SI units; its ``observation.state`` is what was executed over the period before it. The task
-    names the goal. An episode ends where the drive's does, and where a tick is missing, because the frames of a
-    dataset are one period apart.
+    A frame's ``action`` is what was executed from it to the next frame, the mean over the period as in the live node, float32
+    in SI units; its ``observation.state`` is what was executed over the period before it. The task names the goal. An episode
+    ends where the recording's does, and where a tick is missing, because the frames of a dataset are one period apart.
 
-    Raises ValueError if the step period is no whole number of frames per second, or not one frame is there, and
-    FileExistsError if there is anything in the folder already.
+    Raises ValueError if the step period does not give a whole number of frames per second, or there are no frames, and
+    FileExistsError if the folder is not empty.
     """
     fps = round(1.0 / preset.step_period)
     if abs(fps * preset.step_period - 1.0) > 1e-6:
@@ -50,7 +49,7 @@ def export(drives: Iterable[Iterable[Tick]], folder: Path, preset: Preset) -> Ex
 
 
 def episodes(ticks: Iterable[Tick], step_period: float) -> Iterator[Iterator[Tick]]:
-    """Cut ticks where a new episode begins or one is missing; each part must be used up before the next."""
+    """Split ticks where a new episode begins or a tick is missing; each part must be consumed before the next."""
     waiting = iter(ticks)
     ahead: list[Tick] = [tick for tick in (next(waiting, None),) if tick is not None]
 
@@ -70,7 +69,7 @@ def episodes(ticks: Iterable[Tick], step_period: float) -> Iterator[Iterator[Tic
 
 
 def _write_episode(writer: DatasetWriter, ticks: Iterator[Tick]) -> int:
-    """Write one episode and return how many ticks were left out."""
+    """Write one episode and return the number of dropped ticks."""
     before, written = None, 0
     for tick in ticks:
         if before is not None:
@@ -84,7 +83,7 @@ def _write_episode(writer: DatasetWriter, ticks: Iterator[Tick]) -> int:
         written += 1
         dropped = 0
     else:
-        dropped = 1  # of a single frame, or of one that nothing was commanded at, no action is known
+        dropped = 1  # a single frame, or the last one without a recorded action
     writer.end_episode()
     return dropped
 

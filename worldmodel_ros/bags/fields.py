@@ -1,4 +1,4 @@
-"""Numbers out of messages: where they are, and what makes SI units of them."""
+"""Fields of messages: their paths, and their conversion to SI units."""
 from __future__ import annotations
 
 import math
@@ -14,10 +14,10 @@ _STEP = re.compile(r'(?P<name>[A-Za-z_]\w*)(\[(?P<index>[^\]]+)\])?$')
 @dataclass(frozen=True)
 class Field:
     """
-    scale * (what is at ``path``) + offset, in SI units.
+    scale * (value at ``path``) + offset, in SI units.
 
-    A path is written as 'twist.linear.x', 'data[0]', or 'velocity[left_wheel]' for the entry that belongs to
-    that name in the message's list of names.
+    A path is written as 'twist.linear.x', 'data[0]', or 'velocity[left_wheel]' for the entry of that name in the message's
+    list of names.
     """
 
     path: str
@@ -30,7 +30,7 @@ class Field:
                            'velocity[joint]')
 
     def read(self, message: Any) -> float:
-        """Return the number in a message. Raises MessageError where it is not there."""
+        """Return the number in a message. Raises MessageError if it is missing."""
         value = message
         for step in self.path.split('.'):
             name, index = _STEP.match(step).group('name', 'index')
@@ -74,5 +74,5 @@ class YawRate:
             raise BagError(f'the wheelbase is {self.wheelbase} m: give the distance between the axles')
 
     def read(self, message: Any) -> float:
-        """Return the yaw rate in a message. Raises MessageError where a number is not there."""
+        """Return the yaw rate in a message. Raises MessageError if a number is missing."""
         return self.speed.read(message) * math.tan(self.steering.read(message)) / self.wheelbase

@@ -1,4 +1,4 @@
-"""Finds the storage files of a bag, by its metadata.yaml or without it."""
+"""Finds the storage files of a bag, with or without metadata.yaml."""
 from __future__ import annotations
 
 from contextlib import ExitStack
@@ -19,7 +19,7 @@ _REINDEX = '`ros2 bag reindex {}` writes a new one'
 
 @dataclass
 class BagFiles:
-    """Storage files in the order of recording; ``message_count`` as metadata.yaml states it."""
+    """Storage files in the order of recording; ``message_count`` as stated in metadata.yaml."""
 
     paths: list[Path]
     message_count: int | None = None
@@ -28,8 +28,8 @@ class BagFiles:
 
 def find_files(path: Path, resources: ExitStack) -> BagFiles:
     """
-    Return the storage files of a bag folder or file; those compressed as a whole are unpacked into a folder
-    that goes with ``resources``. Raises BagError where there is none.
+    Return the storage files of a bag folder or file; compressed files are unpacked into a temporary folder, which is deleted
+    with ``resources``. Raises BagError if there are none.
     """
     if not path.exists():
         raise BagError(f'{path} does not exist: give the folder that `ros2 bag record` wrote, or its .mcap or .db3 '

@@ -1,4 +1,4 @@
-"""What is found in recorded data, in words: what it means for the evaluation, and what to do about it."""
+"""Findings on recorded data, in words: what they mean for the evaluation, and what to do about them."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
@@ -10,8 +10,8 @@ _SEVERITIES = ('error', 'warning', 'info')
 @dataclass
 class Finding:
     """
-    Something that the reader of a report should know. ``severity``: 'info', 'warning' or 'error'; ``first_stamps`` [ns]
-    are of the first places, ``count`` is of all.
+    Something that the reader of a report should know. ``severity``: 'info', 'warning' or 'error'; ``first_stamps`` [ns]: of
+    the first places; ``count``: of all places.
     """
 
     kind: str
@@ -21,7 +21,7 @@ class Finding:
     count: int = 0
 
 
-# Severity and text; {count} and {detail} (of the first place) are put in.
+# Severity and text, with placeholders {count} and {detail} (of the first place).
 _KNOWN = {
     'no ticks': ('error',
         'None of the images can be used ({count} in the bag): there is nothing to evaluate.'),
@@ -89,11 +89,11 @@ _UNUSABLE = 'error', 'Images that cannot be used, left out: {count}. The first: 
 
 
 def finding(kind: str, count: int, places: Sequence[int] = (), detail: str = '') -> Finding:
-    """Return a finding in words; a kind that is not known here is that of an ImageError, whose text is ``detail``."""
+    """Return a finding in words; a kind unknown here is that of an ImageError, whose text is ``detail``."""
     severity, text = _KNOWN.get(kind, _UNUSABLE)
     return Finding(kind, severity, text.format(count=count, detail=detail), list(places), count)
 
 
 def by_severity(findings: Iterable[Finding]) -> list[Finding]:
-    """Return findings, the gravest first."""
+    """Return findings, the most severe first."""
     return sorted(findings, key=lambda f: _SEVERITIES.index(f.severity))

@@ -1,4 +1,4 @@
-"""Which goals were driven to along a recording, however each was given: as its decisions name them."""
+"""The goals of a recording, however they were given, as named in its decisions."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -12,16 +12,17 @@ from .source import Bag
 NS = 1_000_000_000
 _DECISION, _IMAGE = 'worldmodel_ros/msg/Decision', 'sensor_msgs/msg/Image'
 _TOPIC = 'goal_image'
-_LONGEST = 1.0   # s without a decision, after which the same goal was given again
-_EARLIER = 2.0   # s, by which an image may have been given before the first decision on it
+_LONGEST = 1.0   # s without a decision, after which the same goal counts as given again
+_EARLIER = 2.0   # s, by which a goal image may precede the first decision on it
 
 
 @dataclass(frozen=True, eq=False)
 class Driven:
     """
-    A goal or task by the ``name`` that its decisions have; ``start`` [s] from the beginning of the recording to the first of
-    them, ``seconds`` to the last, ``decisions`` their number, ``vetoed`` those in which a candidate was. ``image`` uint8
-    (H, W, 3): of a goal that was given as one on its topic; None: of another, or by the action, which no bag holds.
+    A goal or task by the ``name`` in its decisions; ``start``: first decision, from the beginning of the recording [s];
+    ``seconds``: from first to last decision; ``decisions``: their number; ``vetoed``: number of decisions with a vetoed
+    candidate. ``image`` uint8 (H, W, 3): of a goal image given on its topic; None for other goals, and for images given by the
+    action, which bags do not contain.
     """
 
     name: str
@@ -33,14 +34,14 @@ class Driven:
     image: np.ndarray | None = None
 
     def to_dict(self) -> dict:
-        """Return it for JSON, without the image."""
+        """Return the goal for JSON, without the image."""
         return {'name': self.name, 'terms': list(self.terms), 'start_s': round(self.start, 3),
                 'seconds': round(self.seconds, 3), 'decisions': self.decisions, 'with_a_veto': self.vetoed,
                 'image': self.image is not None}
 
 
 def read_goals(bag: Bag) -> list[Driven]:
-    """Return what was driven to, one after the other; none where no decisions were recorded."""
+    """Return the goals in order; none if no decisions were recorded."""
     decisions = [name for name, topic in bag.topics.items() if topic.type == _DECISION]
     images = [name for name, topic in bag.topics.items() if topic.type == _IMAGE and name.split('/')[-1] == _TOPIC]
     found: list[Driven] = []

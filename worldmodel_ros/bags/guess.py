@@ -1,4 +1,4 @@
-"""Finds the mapping of a bag: what the user says, else what is the only sensible guess, else a question back."""
+"""Finds the mapping of a bag: as configured by the user, else the only sensible guess, else an error that asks the user."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
@@ -11,32 +11,32 @@ from .mapping import Mapping, read_config, twist_fields
 from .problems import BagError, MessageError
 from .source import Bag, Topic
 
-# What the world model node listens to, unless it is remapped.
+# The topics of the world model node, unless remapped.
 _IMAGE, _ACTION, _GOAL, _WHEELS, _TASK = '/camera/image_raw', '/cmd_vel', '/goal', '/odom', '/task'
 _COMPRESSED = '/compressed'
 _IMAGES = ('sensor_msgs/msg/Image', 'sensor_msgs/msg/CompressedImage')
 _DEPTH = ('16UC1', '32FC1', 'mono16')
-# Where a type of message has the fields of a Twist.
+# Message type -> prefix of the fields of a Twist.
 _TWISTS = {'geometry_msgs/msg/TwistStamped': 'twist.', 'geometry_msgs/msg/Twist': ''}
 _ODOMETRY = {'nav_msgs/msg/Odometry': 'twist.twist.'}
 _STEERED = {'ackermann_msgs/msg/AckermannDriveStamped': 'drive.', 'ackermann_msgs/msg/AckermannDrive': ''}
 _UNNAMED = {'std_msgs/msg/Float64MultiArray': 'data[0]', 'sensor_msgs/msg/JointState': 'velocity[JOINT]'}
 _STRING, _TASK_TYPE = 'std_msgs/msg/String', 'worldmodel_ros/msg/Task'
 _INFO = 'sensor_msgs/msg/CameraInfo'
-# Topics that are taken where they have the name and the type that the node listens to.
+# Topics that are used if they have the name and type that the node subscribes to.
 _PLAIN = {'goal_topic': (_GOAL, _STRING), 'odometry_topic': (_WHEELS, next(iter(_ODOMETRY))), 'task_topic': (_TASK, _TASK_TYPE)}
 
 
 class MappingQuestion(BagError):
-    """A guess would be a gamble: the text lists what there is, and what to write into the file of --config."""
+    """The mapping is ambiguous: the text lists what there is, and what to write into the file of --config."""
 
 
 def find_mapping(bag: Bag, preset: Preset, config: Path | None = None) -> Mapping:
     """
-    Return what the images, actions, goals and the like of a bag are, by the YAML file ``config`` and by guessing the rest.
+    Return the mapping of a bag: which topics are images, actions, goals etc., from the YAML file ``config``, the rest guessed.
 
-    Raises MappingQuestion where the user has to choose, and BagError where the bag has no colour images, or not
-    the topics that the file names.
+    Raises MappingQuestion if the user has to choose, and BagError if the bag has no colour images, or lacks topics that the
+    file names.
     """
     given = read_config(config, preset.action_names) if config else {}
     notes = list(given.get('notes', ()))
@@ -69,7 +69,7 @@ def _image_topic(bag: Bag) -> str:
                        'Record the camera too')
     depth = {name for name, topic in cameras.items() if _is_depth(bag, topic)}
     colour = [name for name in cameras if name not in depth]
-    # The same camera twice: raw is what was compressed.
+    # If a camera was recorded both raw and compressed, take raw.
     colour = [name for name in colour if name.removesuffix(_COMPRESSED) == name
               or name.removesuffix(_COMPRESSED) not in colour]
     if not colour:

@@ -1,4 +1,4 @@
-"""How sound the recorded data is: gaps, stamps, jitter, images and actions, found while a drive is read."""
+"""Quality checks of recorded data, made while it is read: gaps, stamps, jitter, images and actions."""
 from __future__ import annotations
 
 from array import array
@@ -17,16 +17,16 @@ from worldmodel_ros.safety.gate import Policy
 from .findings import Finding, by_severity, finding
 from .quantiles import Quantiles
 
-_JITTER = 0.5        # of the usual spacing, between the shortest 1 % and the longest that are no gaps
-_OTHER_CLOCK = 1.0   # s, from stamp to receipt as a rule
-_CLOCK_JUMP = 0.2    # s, by which stamp and receipt move against each other from one image to the next
-_FUTURE = 0.1        # s, as the node's parameter future_tolerance_s
-_DEADLINE = 0.05     # s, as the node's parameter deadline_s
-_PLACES = 5          # stamps that a finding names
+_JITTER = 0.5        # of the median spacing, between the 1st and the 99th percentile without gaps
+_OTHER_CLOCK = 1.0   # s, median from stamp to receipt
+_CLOCK_JUMP = 0.2    # s, change of the offset between stamp and receipt from one image to the next
+_FUTURE = 0.1        # s, like the node's parameter future_tolerance_s
+_DEADLINE = 0.05     # s, like the node's parameter deadline_s
+_PLACES = 5          # stamps listed in a finding
 
 
 class Health:
-    """Fills while a drive is read; what it says is about what was read so far."""
+    """Collects statistics and findings while a recording is read; they cover what was read so far."""
 
     def __init__(self, preset: Preset) -> None:
         self._preset = preset
@@ -45,7 +45,7 @@ class Health:
         self._offset: int | None = None
 
     def image(self, message: Any, stamp: int, log: int, pace: Pace) -> None:
-        """Count an image that could be judged."""
+        """Count an image that could be read."""
         self.images += 1
         if pace.refused or pace is Pace.FROZEN:
             self._note(pace.value, stamp or log)
@@ -75,11 +75,11 @@ class Health:
             self._note('action out of range', log)
 
     def not_finite(self, log: int) -> None:
-        """Count an action that is not finite; it was left out."""
+        """Count an action that was left out because it is not finite."""
         self._note('action not finite', log)
 
     def ran_out(self, log: int, timeout: float) -> None:
-        """Count an action that is the first after a silence of more than ``timeout`` s of a robot that moved."""
+        """Count an action that is the first after more than ``timeout`` s of silence while the robot moved."""
         self._note('action ran out', log, f'{timeout:g} s')
 
     def unknown_goal(self, goal: str, log: int) -> None:
@@ -87,11 +87,11 @@ class Health:
         self._note('unknown goal', log, f'{goal!r}')
 
     def unreadable(self, topic: str, log: int, text: str) -> None:
-        """Count a message whose bytes could not be read."""
+        """Count a message that could not be decoded."""
         self._note('unreadable message', log, text)
 
     def findings(self) -> list[Finding]:
-        """Return what is to be told, the gravest first."""
+        """Return all findings, the most severe first."""
         noted = [finding(kind, count, self._places[kind], self._details[kind]) for kind, count in self._counts.items()]
         return by_severity([*noted, *self._of_the_whole()])
 
@@ -109,7 +109,7 @@ class Health:
             'counts': dict(self._counts), 'findings': [asdict(finding) for finding in self.findings()]}
 
     def _of_the_whole(self) -> Iterator[Finding]:
-        """Yield what shows in all of the drive rather than at a place."""
+        """Yield findings on the recording as a whole."""
         period, usual = self._preset.step_period, self._spacing.quantile(0.5)
         if not self.ticks:
             yield finding('no ticks', self.images)
@@ -155,9 +155,9 @@ class Health:
             size = message.width, message.height
         else:
             try:
-                with PIL.Image.open(BytesIO(message.data)) as picture:  # reads no more than the header
+                with PIL.Image.open(BytesIO(message.data)) as picture:  # reads the header only
                     size = picture.size
-            except OSError:  # a kind of image that only OpenCV knows
+            except OSError:  # a format that only OpenCV knows
                 return
         if self.sizes and size != next(iter(self.sizes)):
             self._note('mixed sizes', stamp)

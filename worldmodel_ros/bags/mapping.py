@@ -1,8 +1,8 @@
 """
-Which topics of a bag are the camera, the actions, the wheels, the goal and the task, and what their numbers mean.
+Which topics of a bag are the camera, the actions, the odometry, the goal and the task, and what their fields mean.
 
-A mapping comes from a YAML file (config/evaluate/ has commented ones); what the file leaves open is guessed where
-one guess alone is sensible (``guess``), and asked back where it would be a gamble.
+A mapping comes from a YAML file (config/evaluate/ has commented ones); what the file leaves open is guessed if there is only
+one sensible guess (``guess``), else the user is asked.
 """
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .problems import BagError
 
 _TOPICS = {'image_topic': 'image_topic', 'camera_info_topic': 'info_topic', 'action_topic': 'action_topic',
            'goal_topic': 'goal_topic', 'odometry_topic': 'odometry_topic',
-           'task_topic': 'task_topic'}  # keys of a file, and the fields that they are
+           'task_topic': 'task_topic'}  # keys of a file -> fields of Mapping
 _KEYS = {*_TOPICS, 'image_stamps', 'actions', 'executed_timeout_s', 'notes'}
 STAMPS = ('header', 'log')
 
@@ -28,12 +28,12 @@ STAMPS = ('header', 'log')
 @dataclass(frozen=True)
 class Mapping:
     """
-    ``actions`` are in the order of the model's action names, and empty where no actions were recorded
-    (``action_topic`` None). ``info_topic`` is that of the camera's CameraInfo, by which images are warped to the view of the
-    model's own camera; None where there is none. ``image_stamps``: 'header', or 'log' for the time of receipt where the
-    camera's stamps are useless. ``executed_timeout`` [s]: for how long an action is in force, as the node's parameter.
-    ``odometry_topic`` and ``task_topic`` are for those who decide on a forecast of the scene; None: not recorded. ``notes`` are
-    remarks for the reader of a report, such as that a scale is assumed.
+    ``actions`` are in the order of the model's action names; empty if no actions were recorded (``action_topic`` None).
+    ``info_topic``: the camera's CameraInfo, by which images are warped to the view of the model's own camera; None if there is
+    none. ``image_stamps``: 'header', or 'log' for the time of receipt if the camera's stamps are useless.
+    ``executed_timeout`` [s]: for how long an action is in force, like the node's parameter. ``odometry_topic`` and
+    ``task_topic`` are for decisions on a forecast of the scene; None if not recorded. ``notes``: remarks for the reader of a
+    report, such as that a scale is assumed.
     """
 
     image_topic: str
@@ -49,33 +49,33 @@ class Mapping:
 
     @property
     def topics(self) -> list[str]:
-        """The names of the topics that a world model takes."""
+        """The names of the topics that a world model uses."""
         return [name for name in (self.image_topic, self.info_topic, self.action_topic, self.goal_topic) if name]
 
     @property
     def is_twist(self) -> bool:
-        """Whether the action is the linear.x and angular.z of a Twist or TwistStamped as it is."""
+        """Whether the action is linear.x and angular.z of a Twist or TwistStamped, unscaled."""
         return self.actions in (twist_fields('', ('linear.x', 'angular.z')),
                                 twist_fields('twist.', ('linear.x', 'angular.z')))
 
     def action(self, message: Any) -> tuple[float, ...]:
-        """Return the action in a message [SI units], as the model has it. Raises MessageError."""
+        """Return the model's action in a message [SI units]. Raises MessageError."""
         return tuple(field.read(message) for field in self.actions)
 
     def to_dict(self) -> dict:
-        """Return it for JSON."""
+        """Return the mapping for JSON."""
         return asdict(self)
 
 
 def twist_fields(prefix: str, names: tuple[str, ...]) -> tuple[Field, ...]:
-    """Return the fields of actions that are named as a Twist's: 'linear.x', 'angular.z'."""
+    """Return the fields of actions that are named like a Twist's: 'linear.x', 'angular.z'."""
     return tuple(Field(prefix + name) for name in names)
 
 
 def read_config(path: Path, action_names: tuple[str, ...]) -> dict[str, Any]:
     """
-    Return what a YAML file says about a mapping: some of Mapping's fields. Raises BagError for a file that cannot be
-    read or says something unknown.
+    Return the fields of Mapping that are set in a YAML file. Raises BagError for a file that cannot be read or has unknown
+    keys or invalid values.
     """
     try:
         config = yaml.safe_load(path.read_text()) or {}

@@ -1,4 +1,4 @@
-"""The records of an MCAP file (https://mcap.dev/spec), as far as they are whole."""
+"""Reads the intact records of an MCAP file (https://mcap.dev/spec)."""
 from __future__ import annotations
 
 import struct
@@ -20,7 +20,7 @@ _CHUNK = struct.Struct('<QQQII')   # first and last time, size and checksum of t
 
 
 def has_index(path: Path) -> bool:
-    """Whether an MCAP file was closed properly, with the summary that its footer points to."""
+    """Return whether an MCAP file was closed properly, with the summary that its footer points to."""
     with path.open('rb') as stream:
         size = stream.seek(0, 2)
         if size < _FOOTER.size + len(MAGIC):
@@ -32,8 +32,8 @@ def has_index(path: Path) -> bool:
 
 class Contents(NamedTuple):
     """
-    ``messages``: channel, time of receipt [ns], data. ``others``: opcode and payload of schemas and channels.
-    ``refused``: it was not unpacked, being too large.
+    ``messages``: channel, time of receipt [ns], data. ``others``: opcode and payload of schemas and channels. ``whole``:
+    nothing is missing or damaged. ``refused``: not unpacked, because it is too large.
     """
 
     messages: list[tuple[int, int, bytes]]
@@ -43,12 +43,12 @@ class Contents(NamedTuple):
 
 
 def read_records(data: bytes, first: int = 0, last: int = 2 ** 64) -> Contents:
-    """Return records in a row, as far as they are whole, of messages those from ``first`` to ``last`` [ns]."""
+    """Return consecutive records up to the first incomplete one; only messages from ``first`` to ``last`` [ns]."""
     messages, others, position, whole = [], [], 0, True
     while position + RECORD.size <= len(data):
         opcode, length = RECORD.unpack_from(data, position)
         start, end = position + RECORD.size, position + RECORD.size + length
-        if end > len(data) or opcode == 0:  # which is none: a megabyte of zeros would be 100,000 records
+        if end > len(data) or opcode == 0:  # 0 is not an opcode: a megabyte of zeros would be 100,000 records
             break
         if opcode == Opcode.MESSAGE and length >= _MESSAGE.size:
             channel, _, time, _ = _MESSAGE.unpack_from(data, start)
@@ -63,7 +63,7 @@ def read_records(data: bytes, first: int = 0, last: int = 2 ** 64) -> Contents:
 
 
 def read_chunk(record: bytes) -> Contents:
-    """Return the contents of a chunk record, which may be cut off."""
+    """Return the contents of a chunk record, which may be truncated."""
     try:
         first, last, size, checksum, name_length = _CHUNK.unpack_from(record, RECORD.size)
         position = RECORD.size + _CHUNK.size

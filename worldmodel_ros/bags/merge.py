@@ -1,4 +1,4 @@
-"""Brings streams of messages into the order of their times, holding no more of them than overlap."""
+"""Merges streams of messages by time, with only overlapping streams open."""
 from __future__ import annotations
 
 import heapq
@@ -9,14 +9,14 @@ T = TypeVar('T')
 
 
 class Stream(NamedTuple):
-    """Messages in the order of their times, none of them before ``start`` [ns]; opened when it is needed."""
+    """Messages ordered by time, none before ``start`` [ns]; opened when needed."""
 
     start: int
     open: Callable[[], Iterator]
 
 
 def merge(streams: Iterable[Stream], time: Callable[[T], int]) -> Iterator[T]:
-    """Yield the messages of all streams by their time; of equal ones, those of an earlier stream first."""
+    """Yield the messages of all streams by time; at equal times, those of an earlier stream first."""
     waiting = sorted(enumerate(streams), key=lambda item: item[1].start, reverse=True)
     heap: list[tuple[int, int, T, Iterator[T]]] = []
     while heap or waiting:

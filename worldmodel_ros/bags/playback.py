@@ -1,4 +1,4 @@
-"""What of a bag is played, on which topics the model takes it, and what has to be changed in a message for that."""
+"""Selects what is played from a bag: the topics, their names for the model, and the conversion of their messages."""
 from __future__ import annotations
 
 import struct
@@ -18,9 +18,9 @@ _COMPRESSED = 'sensor_msgs/msg/CompressedImage'
 @dataclass(frozen=True)
 class Part:
     """
-    One topic of a bag that is played as ``name``, a relative name of the world model node's.
+    One topic of a bag that is played as ``name``, a relative topic name of the world model node.
 
-    ``convert`` is None where the recorded bytes go out as they are. Else it makes of them the bytes of an image, or the
+    ``convert`` is None if the recorded bytes are published unchanged. Otherwise it returns the bytes of an image, or the
     action [SI units, in the order of the model's action names].
     """
 
@@ -30,7 +30,7 @@ class Part:
 
 
 def parts(bag: Bag, mapping: Mapping) -> tuple[Part, ...]:
-    """Return what the model takes of a bag, the image first."""
+    """Return the topics of a bag that the model uses, the image first."""
     image = bag.topics[mapping.image_topic]
     found = [Part(image, COMPRESSED_IMAGE if image.type == _COMPRESSED else IMAGE,
                   _restamped if mapping.image_stamps == 'log' else None)]
@@ -41,7 +41,7 @@ def parts(bag: Bag, mapping: Mapping) -> tuple[Part, ...]:
         raw = action.type == TWIST_STAMPED and mapping.is_twist
         found.append(Part(action, ACTION, None if raw else lambda record: mapping.action(
             bag.deserialize(record.topic, record.raw))))
-    # Wheels that stand in for commands are played as those.
+    # Odometry that stands in for commands is played as commands.
     wheels = None if mapping.odometry_topic == mapping.action_topic else mapping.odometry_topic
     for topic, name in ((mapping.goal_topic, GOAL), (wheels, ODOMETRY), (mapping.task_topic, TASK)):
         if topic:
@@ -51,10 +51,10 @@ def parts(bag: Bag, mapping: Mapping) -> tuple[Part, ...]:
 
 def _restamped(record: Record) -> bytes:
     """
-    Return an image stamped with the time of its receipt, for a camera that stamps wrongly.
+    Return an image stamped with the time of its receipt, for a camera with wrong stamps.
 
-    Both types of images begin with their stamp: behind the four bytes in front of every CDR message, of which the
-    second says by its lowest bit that numbers are little-endian.
+    Both image types begin with their stamp, after the four-byte CDR header, whose second byte has the little-endian flag as
+    its lowest bit.
     """
     data = bytearray(record.raw)
     struct.pack_into(('<' if data[1] & 1 else '>') + 'iI', data, 4, *divmod(record.log_ns, 10 ** 9))

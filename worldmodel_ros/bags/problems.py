@@ -1,11 +1,11 @@
-"""What can be wrong with a bag: a problem is noted and reading goes on, an error ends it."""
+"""Problems and errors of bags: a problem is noted and reading goes on, an error ends it."""
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 
 class BagError(ValueError):
-    """Nothing can be read, or what is asked for is not there; the text says what, where, and what to do."""
+    """Nothing can be read, or what was requested is missing; the text says what, where, and what to do."""
 
 
 class MessageError(ValueError):
@@ -15,7 +15,7 @@ class MessageError(ValueError):
 @dataclass(frozen=True)
 class Problem:
     """
-    Something that is wrong with the files of a bag, which can be read nevertheless.
+    A fault in the files of a bag that can still be read.
 
     ``kind`` is for counting: 'truncated', 'no index', 'damaged', 'no metadata', 'metadata', 'missing file',
     'unreadable file', 'too large', 'packed message', 'missing messages', 'unsaved journal', 'time set back', 'topic'.

@@ -1,4 +1,4 @@
-"""Quantiles of any number of values in a fixed amount of memory."""
+"""Quantiles of any number of values in constant memory."""
 from __future__ import annotations
 
 import math
@@ -10,7 +10,7 @@ _SMALLEST, _LARGEST = 1e-6, 1e10
 
 
 class Quantiles:
-    """A histogram with logarithmic bins of 1 %, for either sign; what is nearer to 0 than 1e-6 counts as 0."""
+    """A histogram with logarithmic bins of 1 %, for both signs; values nearer to 0 than 1e-6 count as 0."""
 
     def __init__(self) -> None:
         bins = math.ceil(math.log(_LARGEST / _SMALLEST) / _RESOLUTION) + 1
@@ -29,7 +29,7 @@ class Quantiles:
         side[min(len(side) - 1, int(math.log(abs(value) / _SMALLEST) / _RESOLUTION))] += 1
 
     def quantile(self, share: float) -> float:
-        """Return the value that ``share`` of all are not above, to 1 %; NaN where there are none."""
+        """Return the quantile ``share``, to 1 %; NaN if there are no values."""
         counts = np.concatenate([self._negative[::-1], [self._zeros], self._positive])
         total = counts.sum()
         if not total:

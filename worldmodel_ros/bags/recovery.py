@@ -1,4 +1,4 @@
-"""What the readers of damaged storage files have in common; they stand in for the readers of ``rosbags``."""
+"""Base class of the readers of damaged storage files, which replace the readers of ``rosbags``."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
@@ -16,10 +16,9 @@ class Unreadable(ValueError):
 
 class Recovered(ABC):
     """
-    A damaged file, read as far as it goes. ``problems`` say what is wrong with it.
+    A damaged file, read as far as possible. ``problems`` say what is wrong with it.
 
-    ``start_time`` is the time of the first message and ``end_time`` that after the last one [ns], as those of
-    ``rosbags`` have it.
+    ``start_time`` is the time of the first message, and ``end_time`` that of the last one plus 1 ns, as in ``rosbags`` [ns].
     """
 
     def __init__(self) -> None:
@@ -35,8 +34,7 @@ class Recovered(ABC):
     @abstractmethod
     def messages(self, connections: Collection[Connection]) -> Iterator[tuple[Connection, int, bytes]]:
         """
-        Yield the messages of some connections by the time of their receipt [ns]; as they were recorded, where that time
-        goes back.
+        Yield the messages of ``connections`` by time of receipt [ns], or in the order of recording if that time goes back.
         """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Reads an MCAP file that has no index, is cut off, or has damaged chunks (https://mcap.dev/spec)."""
+"""Reads an MCAP file that has no index, is truncated, or has damaged chunks (https://mcap.dev/spec)."""
 from __future__ import annotations
 
 from collections import Counter
@@ -22,13 +22,13 @@ from .problems import Problem
 from .recovery import Recovered, Unreadable
 from .unpacking import LARGEST_CHUNK
 
-_LOOSE = 2 ** 20  # bytes of messages outside of chunks that are read at once
+_LOOSE = 2 ** 20  # bytes of messages outside chunks that are read at once
 _FORMATS = {'ros2msg': MessageDefinitionFormat.MSG, 'ros2idl': MessageDefinitionFormat.IDL,
             'omgidl': MessageDefinitionFormat.IDL}
 
 
 class _Segment(NamedTuple):
-    """A chunk, or messages in a row outside of chunks: where they are in the file, and their first time [ns]."""
+    """A chunk, or consecutive messages outside chunks: their position in the file, and their first time [ns]."""
 
     start: int
     offset: int
@@ -36,7 +36,7 @@ class _Segment(NamedTuple):
 
 
 class RecoveredMcap(Recovered):
-    """A whole pass over the file at the start finds what is in it. Raises Unreadable where that is nothing."""
+    """A damaged MCAP file; opening it reads all of it once to find its contents. Raises Unreadable if there are none."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class RecoveredMcap(Recovered):
                 f'recording again; record with smaller chunks (`--storage-config-file` with chunkSize)', refused))
 
     def messages(self, connections: Collection[Connection]) -> Iterator[tuple[Connection, int, bytes]]:
-        """Yield messages as ``Recovered.messages`` says."""
+        """Yield messages; see ``Recovered.messages``."""
         wanted = {connection.id: connection for connection in connections}
 
         def of(segment: _Segment) -> Iterator[tuple[Connection, int, bytes]]:
@@ -89,14 +89,14 @@ class RecoveredMcap(Recovered):
         self._stream.close()
 
     def _scan(self) -> Iterator[tuple[int, int, bool]]:
-        """Yield offset and length of each segment, and whether it is a chunk; stop where the file is cut off."""
+        """Yield offset and length of each segment, and whether it is a chunk; stop where the file is truncated."""
         stream = self._stream
         size = stream.seek(0, 2)
         stream.seek(0)
         if stream.read(len(MAGIC)) != MAGIC:
             self.close()
             raise Unreadable('it does not begin as an MCAP file does: copy the recording again')
-        offset = begun = len(MAGIC)  # ``begun``: where the messages outside of chunks begin that are not yielded yet
+        offset = begun = len(MAGIC)  # ``begun``: start of the messages outside chunks that are not yielded yet
         while offset < size:
             stream.seek(offset)
             opcode, length = RECORD.unpack(stream.read(RECORD.size).ljust(RECORD.size, b'\xff'))
@@ -118,7 +118,7 @@ class RecoveredMcap(Recovered):
             yield begun, offset - begun, False
 
     def _read(self, offset: int, length: int) -> Contents:
-        """Return the messages of a segment; schemas and channels on the way are kept."""
+        """Return the messages of a segment, and keep its schemas and channels."""
         self._stream.seek(offset)
         if length > 2 * LARGEST_CHUNK:
             return Contents([], [], False, refused=True)
@@ -126,13 +126,13 @@ class RecoveredMcap(Recovered):
         contents = (read_chunk if data[0] == Opcode.CHUNK else read_records)(data)
         for opcode, payload in contents.others:
             kind, known = (Schema, self._schemas) if opcode == Opcode.SCHEMA else (Channel, self._channels)
-            with suppress(Exception):  # a damaged one is missed where its messages are read
+            with suppress(Exception):  # a damaged one shows when its messages are read
                 record = kind.read(ReadDataStream(BytesIO(payload)))
                 known.setdefault(record.id, record)
         return contents
 
     def _read_summary(self, path: Path) -> None:
-        """Schemas and channels are in the first chunks, which may be the damaged ones, and once more at the end."""
+        """Take schemas and channels from the summary at the end, since the chunks that have them may be damaged."""
         with suppress(Exception):
             if has_index(path):
                 self._stream.seek(0)

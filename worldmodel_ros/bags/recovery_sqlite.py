@@ -1,4 +1,4 @@
-"""Reads a SQLite bag whose file is cut off or damaged: row after row, going round what cannot be read."""
+"""Reads a SQLite bag whose file is truncated or damaged: row by row, skipping what cannot be read."""
 from __future__ import annotations
 
 import sqlite3
@@ -11,17 +11,17 @@ from rosbags.interfaces import Connection, ConnectionExtRosbag2, MessageDefiniti
 from .problems import Problem
 from .recovery import Recovered, Unreadable
 
-_FARTHEST = 2 ** 20  # rows to go on ahead at most, in search of one that can be read
+_FARTHEST = 2 ** 20  # maximum number of rows to skip in search of a readable one
 _NO_DEFINITION = MessageDefinition(MessageDefinitionFormat.NONE, '')
 
 
 class RecoveredSqlite(Recovered):
-    """A pass over the rows at the start finds which can be read. Raises Unreadable where there are none."""
+    """A damaged SQLite bag; opening it reads all rows once to find the readable ones. Raises Unreadable if there are none."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self._database = sqlite3.connect(f'file:{path}?mode=ro&immutable=1', uri=True, check_same_thread=False)
-        # Without this, a file that is shorter than its header says is refused as a whole.
+        # Without this, a file shorter than its header says is refused as a whole.
         self._database.execute('PRAGMA writable_schema=ON')
         self._errors = 0
         counts: Counter[int] = Counter()
@@ -50,7 +50,7 @@ class RecoveredSqlite(Recovered):
                 'left of it'))
 
     def messages(self, connections: Collection[Connection]) -> Iterator[tuple[Connection, int, bytes]]:
-        """Yield messages as they were recorded."""
+        """Yield messages in the order of recording."""
         wanted = {connection.id: connection for connection in connections}
         for topic, time, data in self._rows():
             if topic in wanted:
@@ -61,7 +61,7 @@ class RecoveredSqlite(Recovered):
         self._database.close()
 
     def _rows(self) -> Iterator[tuple[int, int, bytes]]:
-        """Yield topic, time of receipt [ns] and data of each row that can be read."""
+        """Yield topic, time of receipt [ns] and data of each readable row."""
         last, ahead = -1, 0
         while ahead <= _FARTHEST:
             try:

@@ -1,5 +1,5 @@
 """
-Reads rosbag2 recordings without ROS: folders and single files, MCAP and SQLite, whole or damaged.
+Reads rosbag2 recordings without ROS: folders and single files, MCAP and SQLite, intact or damaged.
 
     with open_bag(Path('drive')) as bag:
         for topic, raw, log_ns in bag.messages(['/cmd_vel']):
@@ -24,14 +24,14 @@ from .problems import BagError, MessageError, Problem
 from .storage import StorageFile
 from .unpacking import TooLarge, unpack_message
 
-_ZSTD = b'\x28\xb5\x2f\xfd'  # no CDR message begins so: its first byte is 0
+_ZSTD = b'\x28\xb5\x2f\xfd'  # not the start of a CDR message, whose first byte is 0
 
 
 @dataclass(frozen=True)
 class Topic:
     """
-    One topic of a bag. ``type`` is written as 'sensor_msgs/msg/Image'; ``count`` is the number of its messages as
-    the files state it; ``qos``: the profiles that its publishers offered, if recorded.
+    One topic of a bag. ``type`` is written as 'sensor_msgs/msg/Image'; ``count``: number of messages as stated by the files;
+    ``qos``: the profiles that its publishers offered, if recorded.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Topic:
 
 
 class Record(NamedTuple):
-    """One message: its CDR bytes, and when the recorder received it [ns]."""
+    """One message: its CDR bytes, and its time of receipt by the recorder [ns]."""
 
     topic: Topic
     raw: bytes
@@ -51,8 +51,8 @@ class Record(NamedTuple):
 
 class Bag:
     """
-    An open recording. ``problems`` grows while messages are read; ``start_ns`` and ``end_ns`` are the times of the
-    first and last message [ns], None in a bag without any.
+    An open recording. ``problems`` may grow while messages are read; ``start_ns`` and ``end_ns`` are the times of the first
+    and last message [ns], None if there are no messages.
     """
 
     def __init__(self, path: Path, files: BagFiles, resources: ExitStack) -> None:
@@ -77,8 +77,8 @@ class Bag:
 
     def messages(self, names: Collection[str] | None = None) -> Iterator[Record]:
         """
-        Yield the messages of the topics ``names`` (None: of all) by the time of their receipt, reading as it
-        goes: memory does not grow with the bag. May be called again, for another pass.
+        Yield the messages of the topics ``names`` (None: all) by time of receipt. Reads lazily, in memory that does not grow
+        with the bag. May be called again, for another pass.
         """
         wanted = self.topics if names is None else {name: self.topics[name] for name in names if name in self.topics}
         streams = [Stream(s.start_ns, lambda s=s: s.messages(wanted)) for s in self._storages if s.start_ns is not None]
@@ -95,18 +95,18 @@ class Bag:
 
     def deserialize(self, topic: Topic, raw: bytes) -> Any:
         """
-        Return a message with the fields of its type; arrays of numbers are numpy arrays, read-only, which
-        share the memory of ``raw``. Raises MessageError.
+        Return a message with the fields of its type; numeric arrays are read-only numpy arrays that share the memory of
+        ``raw``. Raises MessageError.
         """
         try:
             return decoder(topic.type, topic.definition)(raw)
         except MessageError:
             raise
-        except Exception as error:  # whatever the bytes make the decoder stumble over
+        except Exception as error:  # on broken bytes, the decoder raises anything
             raise MessageError(f'{topic.name}: {len(raw)} bytes are no {topic.type} ({error})') from error
 
     def _note_packed(self, topic: str, count: int, error: Exception) -> None:
-        """Note messages of a topic that cannot be unpacked, as many as in the pass that met with most."""
+        """Note messages of a topic that cannot be unpacked; the count is the maximum over all passes."""
         known = next((index for index, problem in enumerate(self.problems)
                       if problem.kind == 'packed message' and problem.text.startswith(f'{topic}: ')), None)
         if known is None:
@@ -131,8 +131,7 @@ def open_bag(path: Path | str) -> Bag:
     """
     Open a rosbag2 folder, or one .mcap or .db3 file.
 
-    What is damaged is read as far as it goes, and noted in ``Bag.problems``. Raises BagError where nothing can
-    be read.
+    Damaged files are read as far as possible, and noted in ``Bag.problems``. Raises BagError if nothing can be read.
     """
     path, resources = Path(path), ExitStack()
     try:
@@ -143,7 +142,7 @@ def open_bag(path: Path | str) -> Bag:
 
 
 def _topics(storages: list[StorageFile], problems: list[Problem]) -> dict[str, Topic]:
-    """Return the topics of all files; of two types under one name, the one with more messages."""
+    """Return the topics of all files; if a name has two types, the one with more messages."""
     found: dict[tuple[str, str], Topic] = {}
     for connection in (c for storage in storages for c in storage.connections):
         key = connection.topic, connection.msgtype

@@ -1,7 +1,7 @@
 """
-Notices a recording during which time was set back: by the order of the times of receipt, that of one topic.
+Detects recordings during which time was set back, from the times of receipt of each topic in the order of recording.
 
-Sorted by time, the messages of before and after would alternate, and nothing would show it.
+Sorted by time, messages from before and after would silently interleave.
 """
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mcap.reader import make_reader
 
 from .problems import Problem
 
-_STEP = 1_000_000_000  # ns; less happens where messages are written by several threads
+_STEP = 1_000_000_000  # ns; smaller steps occur when several threads write messages
 _INDEX = struct.Struct('<BQHI')  # opcode, length, channel, bytes of entries
 _ENTRY = np.dtype([('time', '<u8'), ('offset', '<u8')])
 
@@ -28,7 +28,7 @@ class StepsBack:
         self._last: dict[int, int] = {}
 
     def passed(self, topic: int, time: int) -> None:
-        """Take the next message of a topic, in the order of recording."""
+        """Process the next message of a topic, in the order of recording."""
         back = self._last.get(topic, time) - time
         self._last[topic] = time
         if back > _STEP:
@@ -36,7 +36,7 @@ class StepsBack:
             self.largest = max(self.largest, back)
 
     def problem(self, path: Path) -> Problem:
-        """Return what is to be told of them."""
+        """Return the steps back as a Problem."""
         return Problem(
             'time set back', f'{path}: the clock was set back while this was recorded, by up to '
             f'{self.largest / 1e9:.1f} s: its messages are read as they were recorded, each part for itself. Keep '
@@ -44,7 +44,7 @@ class StepsBack:
 
 
 def in_mcap(path: Path) -> StepsBack:
-    """Look through the index of an MCAP file; without one, there is nothing to be found."""
+    """Return the steps back in an MCAP file, from its index; without an index, none are found."""
     steps = StepsBack()
     with path.open('rb') as stream:
         summary = make_reader(stream).get_summary()
@@ -59,7 +59,7 @@ def in_mcap(path: Path) -> StepsBack:
 
 
 def in_sqlite(path: Path) -> StepsBack:
-    """Look through the rows of a SQLite bag."""
+    """Return the steps back in a SQLite bag, from its rows."""
     steps = StepsBack()
     with closing(sqlite3.connect(f'file:{path}?mode=ro&immutable=1', uri=True)) as database:
         for topic, time in database.execute('SELECT topic_id, timestamp FROM messages WHERE timestamp > 0 ORDER BY id'):

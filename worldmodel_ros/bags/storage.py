@@ -1,4 +1,4 @@
-"""One storage file of a bag: read by its index, or, where that is missing or damaged, as far as it goes."""
+"""One storage file of a bag: read by its index or, if that is missing or damaged, as far as possible."""
 from __future__ import annotations
 
 from collections import Counter
@@ -17,11 +17,11 @@ from .recovery_mcap import RecoveredMcap
 from .recovery_sqlite import RecoveredSqlite
 from .unpacking import unpack_chunk
 
-# The library's own unpack whatever there is, and compare its size with what was said only then.
+# The library's own decompressors unpack everything before they check its size.
 storage_mcap.DECOMPRESSORS.update(
     zstd=lambda data, size: unpack_chunk(data, 'zstd', size), lz4=lambda data, size: unpack_chunk(data, 'lz4', size))
 
-Message = tuple[Connection, int, bytes]  # with the time of receipt [ns]
+Message = tuple[Connection, int, bytes]  # connection, time of receipt [ns], data
 
 
 class _Typed(Protocol):
@@ -29,12 +29,10 @@ class _Typed(Protocol):
 
 
 class StorageFile:
-    """
-    An open file. ``connections`` are those of CDR messages; ``start_ns`` and ``end_ns`` are None where it is empty.
-    """
+    """An open file. ``connections`` are those of CDR messages; ``start_ns`` and ``end_ns`` are None if it is empty."""
 
     def __init__(self, path: Path, problems: list[Problem]) -> None:
-        """Open the file; what is wrong with it is added to ``problems``, now and while it is read."""
+        """Open the file; faults are added to ``problems``, now and while reading."""
         self._path, self._problems = path, problems
         self._opened: list[Any] = []
         self._note_journal()
@@ -59,7 +57,7 @@ class StorageFile:
 
     @property
     def message_count(self) -> int:
-        """How many messages the file states to have, of CDR or not."""
+        """Number of messages as stated by the file, CDR or not."""
         return self._reader.message_count
 
     @property
@@ -72,9 +70,9 @@ class StorageFile:
 
     def messages(self, topics: Mapping[str, _Typed]) -> Iterator[Message]:
         """
-        Yield the messages of the topics (by name, of the type given there) by the time of their receipt.
+        Yield the messages of ``topics`` (by name, of the given type) by time of receipt.
 
-        Where the file turns out to be damaged on the way, what is left of it is recovered.
+        If the file turns out to be damaged on the way, the rest is recovered.
         """
         position = _Position()
         try:
@@ -138,18 +136,18 @@ class StorageFile:
 
 
 def _require_text(connections: list[Connection]) -> None:
-    """Raise TypeError where a topic has no name or type in words: SQLite keeps anything in any column."""
+    """Raise TypeError if a topic's name or type is not text: SQLite stores any type in any column."""
     for connection in connections:
         if not (isinstance(connection.topic, str) and isinstance(connection.msgtype, str)):
             raise TypeError(f'topic {connection.topic!r} of type {connection.msgtype!r}')
 
 
 class _Position:
-    """How far a stream of messages was read, so that another reader can go on from there."""
+    """How far a stream of messages was read, so that another reader can continue from there."""
 
     def __init__(self) -> None:
         self._time = -1
-        self._at_time: Counter[str] = Counter()  # messages of that very time, by topic
+        self._at_time: Counter[str] = Counter()  # messages of exactly that time, by topic
 
     def passed(self, message: Message) -> None:
         connection, time, data = message

@@ -1,4 +1,4 @@
-"""Unpacks what is compressed in bags, within bounds: a hundred kilobytes may stand for a gigabyte, or say so."""
+"""Decompresses data in bags, within bounds: a hundred kilobytes may unpack to a gigabyte, or claim to."""
 from __future__ import annotations
 
 import shutil
@@ -9,27 +9,26 @@ import lz4.frame
 import zstandard
 
 LARGEST_CHUNK = 2**28    # bytes of a chunk, unpacked or packed; rosbag2 writes about 2**20
-LARGEST_MESSAGE = 2**27  # bytes of a message that is compressed by itself
-FILE_BASE, FILE_RATIO = 2**28, 64  # bytes that any file may have unpacked, and how many times more than packed
-DISK_LEFT = 2**28        # bytes that an unpacked file leaves of its disk
+LARGEST_MESSAGE = 2**27  # bytes of an individually compressed message
+FILE_BASE, FILE_RATIO = 2**28, 64  # a file may unpack to FILE_BASE bytes plus FILE_RATIO times its packed size
+DISK_LEFT = 2**28        # bytes that unpacking a file must leave free on the disk
 _PIECE = 2**20
-_WINDOW = 2**27          # bytes that a zstd frame may ask to be kept
+_WINDOW = 2**27          # maximum window of a zstd frame, bytes
 
 
 class TooLarge(ValueError):
-    """What would come of unpacking is more than is allowed, or more than was said."""
+    """The unpacked data would be larger than allowed, or than stated."""
 
 
 def unpack(data: bytes, compression: str, limit: int) -> bytes:
     """
-    Return what 'zstd', 'lz4' or '' packed, as far as it goes where that is cut off.
+    Return data unpacked from 'zstd', 'lz4' or '' (uncompressed); if truncated, as far as it goes.
 
-    Raises TooLarge for more than ``limit`` bytes, before there is memory for more, and what the libraries raise for
-    data that is damaged.
+    Raises TooLarge for more than ``limit`` bytes, before allocating more, and the libraries' exceptions for damaged data.
     """
     if compression == 'zstd':
         with zstandard.ZstdDecompressor(max_window_size=_WINDOW).stream_reader(data, read_across_frames=True) as reader:
-            whole = BytesIO()  # which gives its memory away without a copy
+            whole = BytesIO()  # getvalue() does not copy
             while whole.tell() <= limit and (piece := reader.read(min(_PIECE, limit + 1 - whole.tell()))):
                 whole.write(piece)
         unpacked = whole.getvalue()
@@ -45,8 +44,7 @@ def unpack(data: bytes, compression: str, limit: int) -> bytes:
 
 
 def unpack_message(data: bytes) -> bytes:
-    """Return a message that zstd packed by itself; raises as ``unpack``, and where it is cut off and its size is
-    known."""
+    """Return an individually zstd-compressed message; raises like ``unpack``, and if it is truncated and its size known."""
     size = zstandard.frame_content_size(data)
     if size > LARGEST_MESSAGE:
         raise TooLarge(f'{len(data)} bytes unpack to more than {LARGEST_MESSAGE}')
@@ -57,7 +55,7 @@ def unpack_message(data: bytes) -> bytes:
 
 
 def unpack_chunk(data: bytes, compression: str, size: int) -> bytes:
-    """Return the contents of a chunk of an MCAP file, which says that they have ``size`` bytes; raises as ``unpack``."""
+    """Return the contents of a chunk of an MCAP file, of at most the stated ``size`` bytes; raises like ``unpack``."""
     if size > LARGEST_CHUNK:
         raise TooLarge(f'a chunk of {size} bytes: at most {LARGEST_CHUNK} are unpacked')
     return unpack(data, compression, size)
@@ -65,9 +63,9 @@ def unpack_chunk(data: bytes, compression: str, size: int) -> bytes:
 
 def unpack_file(source: Path, target: Path) -> None:
     """
-    Unpack a file that zstd packed as a whole. Where it raises, ``target`` has what comes before.
+    Unpack a zstd-compressed file. On an error, ``target`` has what comes before.
 
-    Raises TooLarge, and ZstdError for one that is damaged.
+    Raises TooLarge, and ZstdError for a damaged file.
     """
     left = limit = FILE_BASE + FILE_RATIO * source.stat().st_size
     room = shutil.disk_usage(target.parent).free - DISK_LEFT
