@@ -1,5 +1,5 @@
 """
-LeRobot datasets on disk, format v3.0: what recordings and simulated episodes are kept in, and training reads.
+LeRobot datasets on disk, format v3.0: the storage format of recordings and simulated episodes for training.
 
-ROS bags belong to ``bags``.
+ROS bags are in ``bags``.
 """

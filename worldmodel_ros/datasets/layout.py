@@ -1,8 +1,8 @@
 """
-Names, columns and tables of a LeRobot dataset, format v3.0, with pictures as PNG in its tables.
+Names, columns and tables of a LeRobot dataset, format v3.0, with images as PNG in its tables.
 
-The layout and the names are those of huggingface/lerobot (src/lerobot/datasets, ``CODEBASE_VERSION = 'v3.0'``), so
-that its ``LeRobotDataset(..., root=folder)`` opens what is written here.
+Layout and names are those of huggingface/lerobot (src/lerobot/datasets, ``CODEBASE_VERSION = 'v3.0'``), so that its
+``LeRobotDataset(..., root=folder)`` opens datasets written here.
 """
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _COUNTERS = {'timestamp': 'float32', 'frame_index': 'int64', 'episode_index': 'i
 @dataclass(frozen=True)
 class Layout:
     """
-    What the frames of a dataset consist of.
+    The features of a dataset's frames.
 
-    ``labels`` are features in addition to image, state and action, as meta/info.json has them: ``{'dtype', 'shape', 'names'}``
-    by name. State and action are of the same named numbers. ``image_size`` is (height, width).
+    ``labels`` are features in addition to image, state and action, as in meta/info.json: ``{'dtype', 'shape', 'names'}`` by
+    name. State and action have the same named components. ``image_size`` is (height, width).
     """
 
     fps: int
@@ -37,7 +37,7 @@ class Layout:
 
     @property
     def features(self) -> dict[str, dict[str, Any]]:
-        """All features, as meta/info.json has them, in the order of the tables' columns."""
+        """All features, as in meta/info.json, in the order of the tables' columns."""
         vector = {'dtype': 'float32', 'shape': [len(self.action_names)], 'names': list(self.action_names)}
         return {
             CAMERA: {'dtype': 'image', 'shape': [*self.image_size, 3], 'names': ['height', 'width', 'channels']},
@@ -46,7 +46,7 @@ class Layout:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of the tables of frames, with the note by which ``datasets`` knows what they hold."""
+        """The columns of the frame tables, with the metadata that tells Hugging Face ``datasets`` their features."""
         fields, notes = [], {}
         for name, feature in self.features.items():
             if feature['dtype'] == 'image':
@@ -62,7 +62,7 @@ class Layout:
 
 
 def tasks_table(tasks: Mapping[str, int]) -> pa.Table:
-    """Return the table of tasks as pandas writes it: LeRobot reads the names from the index of the frame."""
+    """Return the table of tasks as pandas writes it: LeRobot reads the names from the index of the DataFrame."""
     def column(name: str, kind: str, numpy: str) -> dict[str, Any]:
         return {'name': name, 'field_name': name, 'pandas_type': kind, 'numpy_type': numpy, 'metadata': None}
 
@@ -73,6 +73,6 @@ def tasks_table(tasks: Mapping[str, int]) -> pa.Table:
 
 
 def place(file_number: int) -> dict[str, int]:
-    """Return where the n-th file of tables lies: its chunk and its number in it."""
+    """Return the location of the n-th table file: its chunk, and its number in the chunk."""
     chunk, file = divmod(file_number, FILES_PER_CHUNK)
     return {'chunk_index': chunk, 'file_index': file}

@@ -1,4 +1,4 @@
-"""One file of tables of a LeRobot dataset, written alone: by the one writer, or by many processes at a time."""
+"""Writes one table file of a LeRobot dataset, independently of the others, so that several processes can write in parallel."""
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -14,14 +14,14 @@ import pyarrow.parquet as pq
 from .layout import ACTION, CAMERA, FILE, STATE, Layout, place
 from .statistics import Statistics
 
-ROWS = 256  # frames that wait in memory to be written
-# zlib's fastest: a higher level takes twice the time for 2 % of the bytes.
+ROWS = 256  # frames buffered in memory
+# zlib's fastest level: a higher one takes twice the time to save 2 % of the bytes.
 _PNG = (cv2.IMWRITE_PNG_COMPRESSION, 1)
 
 
 @dataclass(frozen=True)
 class Shard:
-    """What the dataset's description needs to know of one finished file: rows of meta/episodes, and statistics."""
+    """What the dataset's metadata needs from one finished file: rows of meta/episodes, and statistics."""
 
     episodes: list[dict[str, Any]]
     frames: int
@@ -30,9 +30,9 @@ class Shard:
 
 class ShardWriter:
     """
-    The file number ``number``, whose first frame is frame ``first_frame`` of the dataset, in episode ``first_episode``.
+    Writes file ``number``, whose first frame is frame ``first_frame`` of the dataset, in episode ``first_episode``.
 
-    ``add`` frames, then ``end_episode``, at last ``close``. ``tasks`` numbers the tasks of the dataset; new ones are added.
+    ``add`` frames, then ``end_episode``, finally ``close``. ``tasks`` maps the dataset's tasks to indices; new ones are added.
     """
 
     def __init__(self, folder: Path, layout: Layout, tasks: dict[str, int], number: int = 0, first_episode: int = 0,
@@ -50,17 +50,17 @@ class ShardWriter:
 
     @property
     def bytes(self) -> int:
-        """Bytes in the file so far."""
+        """Bytes written so far."""
         return self._sink.tell()
 
     @property
     def frames(self) -> int:
-        """Frames of the episodes that have ended."""
+        """Number of frames in completed episodes."""
         return self._frames
 
     @property
     def episodes(self) -> int:
-        """Episodes that have ended."""
+        """Number of completed episodes."""
         return len(self._episodes)
 
     def add(self, image: np.ndarray, state: np.ndarray, action: np.ndarray, task: str,
@@ -68,8 +68,8 @@ class ShardWriter:
         """
         Add the next frame of the episode: ``image`` uint8 (H, W, 3) RGB, ``state`` and ``action`` float32 (A,).
 
-        ``action`` is what was executed from this frame to the next, ``task`` what it was for; ``labels`` has a value for
-        each label of the layout.
+        ``action`` is what was executed from this frame to the next, ``task`` its purpose; ``labels`` has a value for each
+        label of the layout.
         """
         number, task_index = self._length, self._tasks.setdefault(task, len(self._tasks))
         values = {STATE: state, ACTION: action, **labels, 'timestamp': number / self._layout.fps,
@@ -84,7 +84,7 @@ class ShardWriter:
             self._flush()
 
     def end_episode(self) -> None:
-        """Complete the episode; without a frame in it, nothing happens."""
+        """Complete the episode; no-op if it has no frames."""
         if not self._length:
             return
         self._flush()

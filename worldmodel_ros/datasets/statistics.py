@@ -1,4 +1,4 @@
-"""The statistics of a LeRobot dataset, gathered frame by frame."""
+"""The statistics of a LeRobot dataset, accumulated frame by frame."""
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -11,27 +11,27 @@ _QUANTILES = {'q01': 0.01, 'q10': 0.10, 'q50': 0.50, 'q90': 0.90, 'q99': 0.99}
 
 class Statistics:
     """
-    Minimum, maximum, mean, deviation and quantiles of each feature, in the shapes that LeRobot has them in.
+    Minimum, maximum, mean, standard deviation and quantiles of each feature, in LeRobot's shapes.
 
-    Of images they are exact too, from a histogram of the 256 values of each channel, in [0, 1], (3, 1, 1).
+    Those of images are exact, too, from a histogram of the 256 values of each channel; in [0, 1], (3, 1, 1).
     """
 
     def __init__(self, camera: str) -> None:
-        """``camera``: name of the feature that the images are."""
+        """``camera``: feature name of the images."""
         self._camera = camera
         self._images = 0
         self._histogram = np.zeros((3, 256), np.int64)
         self._vectors: dict[str, list[np.ndarray]] = {}
 
     def add(self, image: np.ndarray, values: Mapping[str, Any]) -> None:
-        """Take a frame: its image, uint8 (H, W, 3), and its other features."""
+        """Add a frame: its image, uint8 (H, W, 3), and its other features."""
         self._images += 1
         self._histogram += [np.bincount(image[..., c].ravel(), minlength=256) for c in range(3)]
         for name, value in values.items():
             self._vectors.setdefault(name, []).append(np.atleast_2d(np.float64(value)))
 
     def merge(self, other: Statistics) -> None:
-        """Take all frames of another."""
+        """Add all frames of ``other``."""
         self._images += other._images
         self._histogram += other._histogram
         for name, rows in other._vectors.items():

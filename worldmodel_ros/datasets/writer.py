@@ -1,4 +1,4 @@
-"""Writes a LeRobot dataset: file after file, or the description of files that many processes wrote."""
+"""Writes a LeRobot dataset: file by file, or the metadata of files that several processes have written."""
 from __future__ import annotations
 
 import json
@@ -16,7 +16,7 @@ from .statistics import Statistics
 
 
 def new_folder(folder: Path) -> None:
-    """Make the folder of a dataset. Raises FileExistsError if there is anything in it."""
+    """Create the folder of a dataset. Raises FileExistsError if it is not empty."""
     if folder.exists() and any(folder.iterdir()):
         raise FileExistsError(f'{folder} is not empty: an export never overwrites, name a new folder')
     folder.mkdir(parents=True, exist_ok=True)
@@ -25,9 +25,9 @@ def new_folder(folder: Path) -> None:
 def describe(folder: Path, layout: Layout, shards: Sequence[Shard], tasks: Mapping[str, int],
              more: Mapping[str, Any] | None = None) -> None:
     """
-    Write meta/ for the files of a dataset, in their order; ``more`` is added to meta/info.json.
+    Write meta/ for the files of a dataset, in order; ``more`` is added to meta/info.json.
 
-    meta/info.json comes last: without it nothing takes the folder for a dataset.
+    meta/info.json is written last: without it the folder is not a dataset.
     """
     path = folder / 'meta' / 'episodes' / FILE.format(**place(0))
     path.parent.mkdir(parents=True)
@@ -48,45 +48,45 @@ def describe(folder: Path, layout: Layout, shards: Sequence[Shard], tasks: Mappi
 
 class DatasetWriter:
     """
-    A dataset that is being written, episode after episode: ``add`` frames, then ``end_episode``, at last ``close``.
+    Writes a dataset episode by episode: ``add`` frames, then ``end_episode``, finally ``close``.
 
-    Only ``close`` makes it a dataset.
+    Only ``close`` makes the folder a dataset.
     """
 
     def __init__(self, folder: Path, layout: Layout) -> None:
-        """Make ``folder``. Raises FileExistsError if there is anything in it."""
+        """Create ``folder``. Raises FileExistsError if it is not empty."""
         new_folder(folder)
         self._folder, self._layout = folder, layout
         self._tasks: dict[str, int] = {}
         self._shards: list[Shard] = []
         self._current: ShardWriter | None = None
-        self._inside = False  # an episode; it lies in one file, so that a file is begun between episodes only
+        self._inside = False  # an episode; episodes are not split, so a new file begins only between them
 
     @property
     def frames(self) -> int:
-        """Frames in all episodes that have ended."""
+        """Number of frames in completed episodes."""
         return sum(s.frames for s in self._shards) + (self._current.frames if self._current else 0)
 
     @property
     def episodes(self) -> int:
-        """Episodes that have ended."""
+        """Number of completed episodes."""
         return sum(len(s.episodes) for s in self._shards) + (self._current.episodes if self._current else 0)
 
     def add(self, image: np.ndarray, state: np.ndarray, action: np.ndarray, task: str,
             labels: Mapping[str, Any] | None = None) -> None:
-        """Add the next frame of the episode, as ``ShardWriter.add`` takes it."""
+        """Add the next frame of the episode; see ``ShardWriter.add``."""
         if not self._inside:
             self._begin_episode()
         self._current.add(image, state, action, task, labels or {})
 
     def end_episode(self) -> None:
-        """Complete the episode; without a frame in it, nothing happens."""
+        """Complete the episode; no-op if it has no frames."""
         if self._inside:
             self._current.end_episode()
             self._inside = False
 
     def close(self) -> None:
-        """Complete the dataset. Raises ValueError if there is no episode in it."""
+        """Complete the dataset. Raises ValueError if it has no episodes."""
         self.end_episode()
         if self._current is None:
             raise ValueError(f'{self._folder}: there is not one frame to write')
