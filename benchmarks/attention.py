@@ -1,11 +1,11 @@
-"""Times paged attention on a GPU compared with FlexAttention and cuDNN, on the same shapes and the same masks, in one run.
+"""Times paged attention on a GPU against FlexAttention and cuDNN, with the same shapes and masks, in one run.
 
     python benchmarks/attention.py --folder benchmarks/results     # writes attention_<gpu>.json there
 
-The queries are one chunk, 16,384 tokens of 24 heads of width 128 (16 frames of 32x32 tokens, 4 slabs of 16 tiles), over
-a cache of 7 slabs whose pages lie in random order. Useful operations are those of the pairs that the mask lets through.
-``contiguous`` is the same kernel with the pages in the order of their use. ``cudnn contiguous`` is cuDNN on as many keys,
-dense and without a mask: what no mask could beat.
+The queries are one chunk of 16,384 tokens with 24 heads of width 128 (16 frames of 32x32 tokens, 4 slabs of 16 tiles), over
+a cache of 7 slabs whose pages lie in random order. Useful operations count only the pairs that the mask lets through.
+``contiguous`` is the same kernel with the pages in the order of their use. ``cudnn contiguous`` is cuDNN over the same number
+of keys, dense and without a mask: an upper bound for masked attention.
 """
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BF16, FP8, FP4 = Precision.BF16, Precision.FP8, Precision.FP4
 
 
 def error(q: torch.Tensor, pools: list[Pool], lists: list[TileLists], out: torch.Tensor, tiles: int = 2) -> float:
-    """Relative error of some query tiles and heads against float64 on the numbers that the pages hold."""
+    """Return the largest relative error of a few query tiles, all heads, against float64 on the values that the pages hold."""
     tokens = LAYOUT.page_tokens
     worst = 0.0
     for tile in torch.randint(lists[0].query_tiles, (tiles,)).tolist():
@@ -48,7 +48,7 @@ def error(q: torch.Tensor, pools: list[Pool], lists: list[TileLists], out: torch
 
 
 def ours(q: torch.Tensor, quantised_q: tuple, pools: list[Pool], lists: list[TileLists]):
-    """The call that is timed. The kernel that writes the pages makes the FP8 queries on the way, so they are given."""
+    """Return the call to time. FP8 queries are passed in, since the kernel that writes the pages produces them."""
     if supports(q, pools, lists[0].query_tiles):
         return partial(paged_attention_hopper, q, pools, lists, out=torch.empty_like(q), quantised_q=quantised_q)
     return partial(paged_attention, q, pools, lists)

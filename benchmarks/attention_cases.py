@@ -1,4 +1,4 @@
-"""Cases that the GPU benchmarks share: a chunk of queries over a cache of slabs, its masks, and how time is taken."""
+"""Cases shared by the GPU benchmarks: a chunk of queries over a cache of slabs, its masks, and interleaved timing."""
 from __future__ import annotations
 
 import statistics
@@ -23,19 +23,19 @@ FLEX_BLOCK = 128
 
 
 def table_of(slabs: int, pages: np.ndarray) -> Table:
-    """A session of so many full slabs, its tiles in the given pages."""
+    """Return the table of a session with ``slabs`` full slabs, whose tiles lie in the given pages."""
     head = np.stack([np.arange(slabs), *[np.full(slabs, LAYOUT.frames)] * 2, np.zeros(slabs, np.int64)], 1)
     return Table(np.concatenate([head, pages.reshape(slabs, LAYOUT.tiles)], 1).astype(np.int64))
 
 
 def lists_of(table: Table, queries: tuple[int, ...], pattern: Pattern, sinks: int = 0) -> TileLists:
-    """What the tiles of the query slabs visit, on the GPU; one precision."""
+    """Return the lists of pages that the tiles of the query slabs visit, on the GPU; for one precision."""
     found, = page_lists(table, LAYOUT, queries, pattern, sinks).values()
     return kernel_lists(found, DEVICE)
 
 
 def take(lists: TileLists, first: bool, count: int) -> TileLists:
-    """The first ``count`` pages of each row, or the others."""
+    """Return the first ``count`` pages of each row, or the others."""
     starts, pages, lengths = (t.cpu().tolist() for t in (lists.starts, lists.pages, lists.lengths))
     rows = [list(zip(pages[a:b], lengths[a:b]))[slice(count) if first else slice(count, None)]
             for a, b in zip(starts, starts[1:])]
@@ -43,7 +43,7 @@ def take(lists: TileLists, first: bool, count: int) -> TileLists:
 
 
 def random_pool(precision: Precision, pages: int) -> Pool:
-    """Normally distributed keys and values; written in parts, because the definition needs float32 room."""
+    """Return normally distributed keys and values; written in parts, because the definition needs memory for float32."""
     pool = Pool.allocate(precision, pages, HEADS, LAYOUT.page_tokens, HEAD_DIM, DEVICE)
     for ids in torch.arange(pages, device=DEVICE).split(16):
         write_pages(pool, ids, *torch.randn(2, len(ids), HEADS, LAYOUT.page_tokens, HEAD_DIM, device=DEVICE))
@@ -51,17 +51,17 @@ def random_pool(precision: Precision, pages: int) -> Pool:
 
 
 def useful_flops(lists: TileLists) -> float:
-    """Of both products with the keys that the mask lets through, all heads."""
+    """Return the operations of both matrix products over the keys that the mask lets through, all heads."""
     return 4.0 * LAYOUT.page_tokens * float(lists.lengths.sum()) * HEADS * HEAD_DIM
 
 
 def dense(pool: Pool) -> tuple[Tensor, Tensor]:
-    """bf16 pages as (1, H, tokens, D), which is what other kernels read."""
+    """Return bf16 pages as (1, H, tokens, D), the layout that other kernels read."""
     return tuple(t.transpose(0, 1).reshape(1, HEADS, -1, HEAD_DIM).contiguous() for t in (pool.k, pool.v))
 
 
 def flex_mask(lists: TileLists, keys: int):
-    """The same mask for FlexAttention: all blocks it lists are full, so that it never looks at single keys."""
+    """Return the same mask for FlexAttention; all listed blocks are full, so it never checks single keys."""
     from torch.nn.attention.flex_attention import BlockMask
     per_page = LAYOUT.page_tokens // FLEX_BLOCK
     blocks = keys // FLEX_BLOCK
@@ -80,7 +80,7 @@ def flex_mask(lists: TileLists, keys: int):
 
 
 def bias_of(lists: TileLists, keys: int) -> Tensor:
-    """The same mask as an additive one, bf16 (1, 1, queries, keys)."""
+    """Return the same mask as an additive bias, bf16 (1, 1, queries, keys)."""
     tokens = LAYOUT.page_tokens
     allowed = torch.zeros(lists.query_tiles, keys // tokens, dtype=torch.bool, device=DEVICE)
     rows = torch.repeat_interleave(torch.arange(lists.query_tiles, device=DEVICE), lists.starts.diff().long())
@@ -95,11 +95,11 @@ class Timed:
 
     p50: float
     p99: float
-    spread: float  # largest difference between two rounds' medians, of the median
+    spread: float  # largest difference between two rounds' medians, relative to the median
 
 
 def interleaved(functions: dict[str, Callable[[], object]], rounds: int = 5, ms: int = 150) -> dict[str, Timed]:
-    """Times functions in turns, so that a clock that drops with the heat drops for all."""
+    """Time functions in turns, so that thermal throttling affects all alike."""
     import triton
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in functions}
     for _ in range(rounds):

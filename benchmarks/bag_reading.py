@@ -2,9 +2,9 @@
 
     python benchmarks/bag_reading.py --json benchmarks/results/bag_reading.json
 
-Each kind of bag is written twice, short and four times as long, and read by a process of its own: ticks are decoded and
-brought to the model's size, the other images counted. The files are in the page cache, as right after recording or
-copying; the model's own time is not in it.
+Each kind of bag is written twice, short and four times as long, and each is read by a process of its own: ticks are decoded
+and resized for the model, the other images are only counted. The files are in the page cache, as right after recording or
+copying; the model's own time is not included.
 """
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NS = 1_000_000_000
 
 
 def write(path: Path, encoding: str, storage: str, seconds: float) -> None:
-    """Write a bag, message by message: images of the simulated robot, played forth and back."""
+    """Write a bag, message by message: images of the simulated robot, played forwards and backwards."""
     os.environ.setdefault('MUJOCO_GL', 'osmesa')
     from bag_messages import ACTIONS, TYPES, image_message
     from bags import START, simulated_drive
@@ -48,7 +48,7 @@ def write(path: Path, encoding: str, storage: str, seconds: float) -> None:
 
 
 def read(path: Path) -> dict:
-    """Read a bag, and return how long it took [s], this process's peak memory before and after it [MiB]."""
+    """Read a bag; return how long it took [s] and this process's peak memory before and after it [MiB]."""
     from worldmodel_ros.bags.drive import read_drive
     from worldmodel_ros.bags.guess import find_mapping
     from worldmodel_ros.bags.source import open_bag
@@ -62,7 +62,7 @@ def read(path: Path) -> dict:
 
 
 def peak() -> float:
-    """Return the most memory that this process had [MiB]; getrusage would count its parent's."""
+    """Return the peak memory of this process [MiB]; getrusage would include its parent's."""
     (line,) = [line for line in Path('/proc/self/status').read_text().splitlines() if line.startswith('VmHWM')]
     return round(int(line.split()[1]) / 1024, 1)
 

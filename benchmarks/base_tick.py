@@ -3,11 +3,11 @@
     python benchmarks/base_tick.py --json benchmarks/results/base_tick_<gpu>.json
     python benchmarks/base_tick.py --ways fp8 --candidates 4 16 --json ...
 
-Random weights, a full window, ticks of two steps, one after the other and as far apart as the images of a camera of 60 Hz.
-Times of parts are the device's own; a tick is from a frame in the host's memory to a checked plan there. Three ways are
-compared: pages that are read in place, pages that are gathered for each layer, and layers in FP8. Each way's futures are held
-against those of the first one; in bf16 about a percent is rounding. Candidates are chunks under plans of their own over one
-window, in one batch, as sessions have them. Rows are written as they come; no way is begun that would end after --budget.
+Random weights, a full window, ticks of two steps, back to back and at the interval of a 60 Hz camera. Times of parts are
+device times; a tick is from a frame in host memory to a checked plan in host memory. Three ways are compared: pages that are
+read in place, pages that are gathered for each layer, and layers in FP8. The imagined futures of each way are compared with
+those of the first; in bf16 about a percent is rounding. Candidates are chunks under different plans over one window, in one
+batch, as sessions have them. Rows are written as they come; no way is begun that would end after --budget.
 """
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from worldmodel_ros.engine.network_calls import Call
 
 WAYS = {'in place': ('torch-compiled', True), 'gathered': ('torch-compiled', False), 'fp8': ('torch-fp8', True)}
 STEPS, PERIOD, SHOWN = 2, 1.0 / 60.0, 30
-WAY = 45.0  # s, that one takes with all that is compiled for it
+WAY = 45.0  # s that one way takes, compilation included
 
 
 def engine_of(preset: str, way: str) -> Engine:
@@ -41,7 +41,7 @@ def engine_of(preset: str, way: str) -> Engine:
 
 
 def futures(engine: Engine) -> np.ndarray:
-    """Latents of some ticks over a window that fills and rolls; of the same weights and frames in every way."""
+    """Return latents of some ticks over a window that fills and rolls; weights and frames are the same in every way."""
     spec, found = engine.spec, []
     frames = np.random.default_rng(0).integers(0, 256, (8, *spec.image_size, 3), dtype=np.uint8)
     session = engine.open_session(seed=1)
@@ -64,7 +64,7 @@ def kernels(engine: Engine) -> dict:
 
 
 def chunk_of(engine: Engine, candidates: int, repeats: int = 30) -> dict:
-    """Both steps of a chunk, and its outcomes, under so many plans at a time."""
+    """Time both steps of a chunk and its outcomes, for ``candidates`` plans at a time."""
     spec, backend = engine.spec, engine.backend
     session, rng = engine.open_session(), np.random.default_rng(0)
     for _ in range(spec.window_frames):
@@ -95,13 +95,13 @@ def next_call(work, outputs) -> Call | None:
 
 
 class Results:
-    """What was found so far, in a file."""
+    """The results so far, saved in a file."""
 
     def __init__(self, file: Path | None):
         self._file, self.found = file, {**provenance(), 'weights': 'random', 'start_s': {}, 'rows': [], 'failed': {}}
 
     def take(self, way: str, part: Callable[..., dict], *arguments: Any) -> None:
-        """Add a row, or why there is none: the others are worth having."""
+        """Add a row, or the reason why there is none; a failure leaves the other rows."""
         try:
             self.found['rows'].append({'way': way, **part(*arguments)})
             print(json.dumps(self.found['rows'][-1]), file=sys.stderr, flush=True)
@@ -119,7 +119,7 @@ class Results:
 
 
 def run(way: str, options: argparse.Namespace, results: Results, first: list[np.ndarray]) -> None:
-    """All rows of a way; ``first`` is given the futures of the first one."""
+    """Measure all rows of a way; ``first`` receives the futures of the first way."""
     begun = time.perf_counter()
     engine = engine_of(options.preset, way)
     engine.warm_up(ticks=4)

@@ -1,10 +1,10 @@
-"""Batches of sessions on a GPU: that CUDA graphs, eager batches and single calls agree, and what a batch costs.
+"""Batches of sessions on a GPU: whether CUDA graphs, eager batches and single calls agree, and what a batch costs.
 
     python benchmarks/batching_gpu.py --presets tiny small base --json benchmarks/results/batching_h100.json
 
 Random weights. Differences are the largest of any session, relative to the largest absolute value of that output; times
-are medians of whole units (gathering the batch and waiting for the device included), in ms, with graphs and without.
-On a machine without a GPU there are no graphs to compare, and the same comparison runs on the CPU.
+are medians of whole units (including gathering the batch and waiting for the device), in ms, with graphs and without.
+Without a GPU there are no graphs to compare, and the same comparison runs on the CPU.
 """
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def tick(session: Session, frame: np.ndarray, steps: int) -> Calls:
 
 
 def ticks(engine: Engine, sessions: Sequence[Session], images: np.ndarray, together: bool) -> list[dict]:
-    """A tick of each session, every other one of a single step: together in mixed batches, or one by one."""
+    """Run a tick of each session, every other one of a single step: together in mixed batches, or one by one."""
     backend = engine.backend
     calls = [tick(session, image, 2 - index % 2) for index, (session, image) in enumerate(zip(sessions, images))]
     if not together:
@@ -55,13 +55,13 @@ def ticks(engine: Engine, sessions: Sequence[Session], images: np.ndarray, toget
 
 
 def difference(ours: list[dict], theirs: list[dict]) -> float:
-    """Largest relative difference of any output of any session."""
+    """Return the largest relative difference of any output of any session."""
     return max(float(np.abs(a[name] - b[name]).max() / (np.abs(b[name]).max() + 1e-6))
                for a, b in zip(ours, theirs) for name in a)
 
 
 def agreement(engines: dict[str, Engine], size: int) -> dict[str, float]:
-    """Of graphs and of single calls with eager batches, for sessions of different ages, young and full windows."""
+    """Compare graphs and single calls with eager batches, for sessions of different ages, with young and full windows."""
     spec = next(iter(engines.values())).spec
     rng = np.random.default_rng(size)
     images = rng.integers(0, 256, (spec.window_frames + 4, size, *spec.image_size, 3), dtype=np.uint8)
@@ -78,7 +78,7 @@ def agreement(engines: dict[str, Engine], size: int) -> dict[str, float]:
 
 
 def unit_times(engine: Engine, size: int) -> dict[str, float]:
-    """Median ms of each unit of a tick, and of a branch's commit and images, with full windows."""
+    """Return the median ms of each unit of a tick, and of a branch's commit and images, with full windows."""
     spec = engine.spec
     sessions = [engine.open_session(seed) for seed in range(size)]
     frame = np.random.default_rng(0).integers(0, 256, (*spec.image_size, 3), dtype=np.uint8)
@@ -103,7 +103,7 @@ def measure(preset: str, precision: Precision, sizes: Sequence[int]) -> dict:
     on_gpu = torch.cuda.is_available()
     model = random_model(preset)
     ways = {'eager': False, 'single': False} | ({'graphs': True} if on_gpu else {})
-    # Three engines on one model; the last one's precision is that of all, since it is the model that is converted.
+    # The engines share one model, whose conversion sets the precision of all: the last one's.
     engines = {name: Engine(TorchBackend(model, precision=precision, graphs=graphs), Path(preset), max(sizes) + 1)
                for name, graphs in ways.items()}
     rows, worst = [], 0.0
@@ -129,7 +129,7 @@ def main() -> int:
         for precision in map(Precision, options.precisions):
             try:
                 result['measured'].append(measure(preset, precision, options.sizes))
-            except Exception as error:  # the others are worth having
+            except Exception as error:  # keep measuring the others
                 result['measured'].append({'preset': preset, 'precision': precision.value, 'agrees': False,
                                            'error': f'{type(error).__name__}: {error}'})
                 print(f'{preset} {precision.value}: {type(error).__name__}: {error}', file=sys.stderr)

@@ -1,10 +1,11 @@
-"""What the paged cache saves on a GPU: against cloning, moving and dense dequantisation, in bytes and milliseconds.
+"""What the paged cache saves on a GPU, in bytes and milliseconds, compared with cloning, moving and dense dequantisation.
 
     python benchmarks/cache_gpu.py --folder benchmarks/results     # writes cache_<gpu>.json there
 
 One layer of 24 heads of width 128, frames of 32x32 tokens, slabs of 4 frames. A step inserts one slab (4,096 tokens)
 into a context of 30 s at 10 Hz (75 slabs, 307,200 tokens) and attends from it to a window of 3x3x3 tiles and the first
-slab. Others attend to the same mask by FlexAttention; ``clone, dense`` by cuDNN to all of it, as causal video models do.
+slab. Other ways attend to the same mask by FlexAttention; ``clone, dense`` attends to everything by cuDNN, as causal video
+models do.
 """
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ PATTERN, SINKS = window((3, 3, 3), shifted=True), 1
 
 
 class Slab:
-    """A new slab as a layer's qkv projection leaves it, with what normalises and rotates it."""
+    """A new slab as a layer's qkv projection leaves it, with the weights and phases that normalise and rotate it."""
 
     def __init__(self):
         self.qkv = torch.randn(SLAB_TOKENS, 3, HEADS, HEAD_DIM, device=DEVICE).bfloat16()
@@ -54,7 +55,7 @@ class Slab:
 @torch.compile
 def prepare(qkv: torch.Tensor, rotary: torch.Tensor, q_weight: torch.Tensor, k_weight: torch.Tensor
             ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Normalised and rotated queries and keys, and values, (1, H, tokens, D) each: what the dense ways begin with."""
+    """Return normalised, rotated queries and keys, and values, (1, H, tokens, D) each: the input of the dense ways."""
     cos, sin = rotary[:, :, None]
 
     def rotated(x, weight):
@@ -65,7 +66,7 @@ def prepare(qkv: torch.Tensor, rotary: torch.Tensor, q_weight: torch.Tensor, k_w
 
 
 class Paged:
-    """The ring of pages: a new slab takes the place of the oldest one that is no sink, and nothing moves."""
+    """A ring of pages: a new slab replaces the oldest one that is not a sink, and nothing moves."""
 
     def __init__(self, precision: Precision):
         self.pool = random_pool(precision, (SLABS + 1) * TILES)
@@ -94,14 +95,14 @@ class Dense:
         self.attend = attend
 
     def clone(self, slab: Slab) -> torch.Tensor:
-        """Drops the oldest slab behind the sink and concatenates the new one."""
+        """Drop the oldest slab behind the sink and concatenate the new one."""
         q, k, v = prepare(slab.qkv, slab.rotary, slab.q_weight, slab.k_weight)
         self.k, self.v = (torch.cat([old[:, :, :SLAB_TOKENS], old[:, :, 2 * SLAB_TOKENS:], new], 2)
                           for old, new in ((self.k, k), (self.v, v)))
         return self.attend(q, self.k, self.v)
 
     def move(self, slab: Slab) -> torch.Tensor:
-        """Moves the window down inside its buffer, as rolling caches of causal video models do."""
+        """Move the window down inside its buffer, as rolling caches of causal video models do."""
         q, k, v = prepare(slab.qkv, slab.rotary, slab.q_weight, slab.k_weight)
         for old, new in ((self.k, k), (self.v, v)):
             old[:, :, SLAB_TOKENS:-SLAB_TOKENS] = old[:, :, 2 * SLAB_TOKENS:].clone()
@@ -110,7 +111,7 @@ class Dense:
 
 
 def dequantised(paged: Paged, attend: Callable) -> Callable:
-    """Inserts into FP8 pages, then makes dense bf16 tensors of the slabs that the mask reaches and attends to them."""
+    """Insert into FP8 pages, then attend to dense bf16 tensors made of the slabs that the mask reaches."""
     reached = np.concatenate([np.arange(TILES), np.arange((SLABS - 3) * TILES, SLABS * TILES)])
     pages = torch.from_numpy(paged.pages.ravel()[reached]).to(DEVICE)
 
@@ -156,7 +157,7 @@ def insert_and_attend() -> list[dict]:
 
 
 def insert() -> list[dict]:
-    """The write of a slab alone: QK-norm, rotation and rounding, from the projection's output to pages."""
+    """Time the write of a slab alone: QK-norm, rotation and rounding, from the projection's output to pages."""
     slab = Slab()
     ways = {precision.value: Paged(precision) for precision in (Precision.BF16, Precision.FP8, Precision.FP4)}
     times = interleaved({name: (lambda paged=paged: paged.insert(slab)) for name, paged in ways.items()}, rounds=3)
@@ -172,7 +173,7 @@ def insert() -> list[dict]:
 
 
 def page_in() -> list[dict]:
-    """A slab of six layers in FP8 from pinned host memory: alone, and while the device attends."""
+    """Time a slab of six layers in FP8 from pinned host memory: alone, and while the device attends."""
     layers = 6
     device, host = (TorchStorage(LAYOUT, layers, HEADS, HEAD_DIM, TILES, Precision.FP8, where, pinned=where == 'cpu')
                     for where in (DEVICE, 'cpu'))
@@ -203,7 +204,7 @@ def page_in() -> list[dict]:
 
 
 def flat() -> list[dict]:
-    """A session's step, tables and uploads included, as the session grows older: 30 s of context, bf16."""
+    """Time a session's step, tables and uploads included, as the session grows older: 30 s of context, bf16."""
     held = SINKS + SLABS + 1  # the last one is staged before the oldest goes
     storage = TorchStorage(LAYOUT, 1, HEADS, HEAD_DIM, held * TILES, Precision.BF16, DEVICE)
     cache = SequenceCache(LAYOUT, [PagePool.of('bf16', storage)], held, SINKS)
@@ -230,7 +231,7 @@ def flat() -> list[dict]:
 
 
 def memory() -> list[dict]:
-    """Bytes that a session of 30 s takes of the GPU, compared with what its precision promises."""
+    """Return the bytes of GPU memory that a session of 30 s takes, compared with the nominal size of its precision."""
     values = 2 * SLABS * SLAB_TOKENS * HEADS * HEAD_DIM
     bits = {Precision.BF16: 16.0, Precision.FP8: 8.0, Precision.FP4: 4.0 + 8.0 / 16.0}
     rows = []

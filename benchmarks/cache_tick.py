@@ -2,10 +2,10 @@
 
     python benchmarks/cache_tick.py --json benchmarks/results/cache_tick_cpu.json
 
-The young and the old session tick in turn, so that both meet the same machine; both have been driven frame by frame.
-The cache's own work is what a tick does to it and asks of it, without the network: stage, write, publish, evict, and
-the window for the commit and for the denoising. The large context is that of a preset with tiles of 4 x 8 x 8 tokens,
-32 x 32 tokens a frame and 16 frames a chunk: ten chunks of history, with pages of a few bytes, since tables do not care.
+The young and the old session tick in turn, so that both run under the same conditions; both have been advanced frame by
+frame. The cache's own work is all that a tick does to it and asks of it, without the network: stage, write, publish, evict,
+and the window for the commit and for the denoising. The large context is that of a preset with tiles of 4 x 8 x 8 tokens,
+32 x 32 tokens a frame and 16 frames a chunk: ten chunks of history, with pages of a few bytes, since table cost ignores them.
 """
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def quantiles(values: list[float], unit: float) -> dict[str, float]:
 
 
 def whole_ticks(engine, ticks: int) -> dict:
-    """Times of a young and an old session's ticks: observe, plan, imagine in two steps."""
+    """Time the ticks of a young and an old session: observe, plan, imagine in two steps."""
     spec, rng = engine.spec, np.random.default_rng(0)
     scene = rng.integers(0, 256, (*spec.image_size, 3), dtype=np.uint8)
     executed = np.zeros(spec.actions, np.float32)
@@ -53,7 +53,7 @@ def whole_ticks(engine, ticks: int) -> dict:
 
 
 def cache_ticks(engine, ticks: int) -> dict:
-    """Times of the same ticks' work on the cache alone."""
+    """Time the same ticks' work on the cache alone."""
     spec, memory = engine.spec, engine.memory
     frame = np.zeros((spec.depth, spec.heads, 1, spec.tokens, spec.head_dim), np.float32)
     caches, times = {age: memory.open() for age in (YOUNG, OLD)}, {YOUNG: [], OLD: []}
@@ -81,13 +81,13 @@ def cache_ticks(engine, ticks: int) -> dict:
 
 def compared(times: dict[int, list[float]], unit: float, name: str) -> dict:
     young, old = (quantiles(times[age], unit) for age in (YOUNG, OLD))
-    # Of two ticks side by side, so that what the machine does besides is in both.
+    # Ratios of adjacent ticks, so that background load is in both.
     ratio = np.median(np.array(times[OLD]) / np.array(times[YOUNG]))
     return {f'at_10_s_{name}': young, f'at_10_min_{name}': old, 'ratio_of_pairs_p50': round(float(ratio), 4)}
 
 
 def branches() -> dict:
-    """A session of ten chunks of history, its forks, and the pages of branches that imagine a chunk each."""
+    """Measure a session of ten chunks of history, its forks, and the pages of branches that imagine a chunk each."""
     slabs = CHUNKS * CHUNK // LARGE.frames
     pool = PagePool.of('pages', NumpyStorage(LARGE, 1, 1, 1, 2 * slabs * LARGE.tiles + BRANCHES * CHUNK * LARGE.tiles))
     cache = SequenceCache(LARGE, [pool], slabs + CHUNK // LARGE.frames)

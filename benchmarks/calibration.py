@@ -1,9 +1,9 @@
-"""What `worldmodel calibrate` tells of simulated robots, against the simulator's truth, and of the recorded lap of a real car.
+"""Compares what `worldmodel calibrate` estimates for simulated robots with the truth; and the recorded lap of a real car.
 
     python benchmarks/calibration.py --robots 20 --lap donkeycar_lap_a --json benchmarks/results/calibration.json
 
-Each robot is of another room, with its own wheels and camera, and its commands are late by a time drawn with the seed. The
-first ``--filmed`` of them have a camera, too, which tells pitch and slip. All numbers follow from the seeds.
+Each robot is in another room, with its own wheels and camera, and its commands are delayed by a time drawn with the seed. The
+first ``--filmed`` of them also have a camera, from which pitch and slip are estimated. All numbers follow from the seeds.
 """
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WITHIN = {'latency_s': 0.020, 'gain_share': 0.05, 'camera_pitch_deg': 1.5}
 
 
 def told(seed: int, filmed: bool) -> dict:
-    """Return what is told of one robot, and what is true."""
+    """Return the estimates for one robot, and the truth."""
     from test_calibrate import simulated
 
     from worldmodel_ros.calibrate.recording import AXES, calibrate
@@ -45,7 +45,7 @@ def told(seed: int, filmed: bool) -> dict:
 
 
 def summary(rows: list[dict]) -> dict:
-    """How far off what was told is at most, and how often it was told."""
+    """Return the error of the estimates, and how many could be made."""
     axes = [row[axis] for row in rows for axis in ('speed', 'turn') if axis in row]
     pitches = [abs(row['camera_pitch_error_deg']) for row in rows if 'camera_pitch_error_deg' in row]
     latency, gain = ([abs(axis[key]) for axis in axes] for key in ('latency_error_s', 'gain_error_share'))

@@ -1,4 +1,4 @@
-"""How long it takes to show a model the image of another camera: the warp by camera_info, next to cropping and scaling."""
+"""Times the warp by camera_info that shows a model the image of another camera, compared with cropping and scaling."""
 from __future__ import annotations
 
 import argparse
@@ -24,7 +24,7 @@ CAMERAS = {
 
 
 def milliseconds(call: Callable[[], object], repeats: int) -> dict[str, float]:
-    """Return p50 and p99 of a call, by the wall clock and by the time of a core, to which other work adds less."""
+    """Return p50 and p99 of a call, in wall-clock time and in CPU time, which other load affects less."""
     times = []
     for k in range(-10, repeats):  # the first ones warm up
         wall, core = time.perf_counter(), time.thread_time()
@@ -37,7 +37,7 @@ def milliseconds(call: Callable[[], object], repeats: int) -> dict[str, float]:
 
 
 def measure(lens: Lens, repeats: int) -> dict:
-    """Milliseconds for one image of a lens: the warp, cropping and scaling instead, and the map, which is made once."""
+    """Return milliseconds for one image of a lens: the warp, cropping and scaling instead, and the map, which is made once."""
     image = np.random.default_rng(0).integers(0, 256, (*lens.size, 3), np.uint8)
     view = View(lens, 90.0, SIZE)
     return {'warp_ms': milliseconds(lambda: view(image, SIZE), repeats),

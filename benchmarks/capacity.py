@@ -1,15 +1,15 @@
-"""How many robots a device serves with all of their ticks in two steps, on time; what phase offers and the ladder add to that.
+"""How many robots a device serves on time with all ticks in two steps, and what phase offers and the ladder add to that.
 
     python benchmarks/capacity.py --backend onnx-int8 --robots 3 4 5 --json benchmarks/results/capacity_tiny_<machine>.json
     python benchmarks/capacity.py --preset base --random-weights --smaller small --robots 4 5 6 7 8 9 --seconds 5 \\
         --json benchmarks/results/capacity_base_<gpu>.json
 
-Robots have cameras of --camera Hz with phases of their own, and tick at the model's rate. Each image is judged by the pacer of
-a node, which takes up what the service offers. A reply is due 50 ms after the image's stamp, less 15 ms for what is not the
+Robots have cameras of --camera Hz with random phases, and tick at the model's rate. Each image is classified by a node's
+pacer, which takes up what the service offers. A reply is due 50 ms after the image's stamp, less 15 ms for what is not the
 service's. ``fifo``: first come first served, everything in two steps, however late. ``ladder``: admission and tiers, phases as
-they are. ``offers``: besides, phases as the service offers them. The first --settle s, in which they move, count in no row.
-``two_steps`` is the share of all ticks that were due which were answered on time in two steps: what was refused or never sent
-counts as not.
+they are. ``offers``: as ``ladder``, with phases as the service offers them. The first --settle s, in which they move, are not
+counted. ``two_steps`` is the share of all due ticks that were answered on time in two steps; ticks that were refused or never
+sent count as missed.
 """
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from worldmodel_ros.serving.service.messages import Reply, Tick
 from worldmodel_ros.serving.service.service import Service, ServiceSettings
 
 WAYS = {'fifo': (FIFO, False), 'ladder': (EDF_LADDER, False), 'offers': (EDF_LADDER, True)}
-FRAMES = 60  # different ones of a robot; of noise: what they show changes no time
+FRAMES = 60  # distinct frames per robot; noise, since the content does not affect the time
 
 
 class CameraRobot(Robot):
-    """A robot whose ticks its camera's pacer chooses."""
+    """A robot whose ticks are chosen by its camera's pacer."""
 
     def __init__(self, phase: float, frames: np.ndarray, actions: np.ndarray, goal: str, period: float, follows: bool):
         super().__init__(phase, frames, actions, goal)
@@ -54,7 +54,7 @@ class CameraRobot(Robot):
 
 def drive(service: Service, robots: int, camera: float, follows: bool, settle: float, seconds: float, seed: int,
           times: Times) -> dict:
-    """A row: so many robots for ``settle`` s that do not count, and ``seconds`` that do."""
+    """Return a row: so many robots for ``settle`` s that are not counted, and ``seconds`` that are."""
     rng, spec, tolerance = np.random.default_rng(seed), service.spec, FrameSettings()
     fleet, sessions = [], []
     for index in range(robots):
@@ -120,7 +120,7 @@ def main() -> int:
     parser.add_argument('--priority', type=int, default=20, help='of the engine\'s thread, under SCHED_FIFO; 0: none')
     parser.add_argument('--json', type=Path)
     options = parser.parse_args()
-    apply(logging.getLogger(__name__), options.priority and options.priority + 1)  # the cameras': no part of the load
+    apply(logging.getLogger(__name__), options.priority and options.priority + 1)  # the camera thread's: not part of the load
     make, name = (load_random, options.preset) if options.random_weights else (load, options.model)
     engine, smaller = (each and make(each, options.backend, sessions=max(options.robots) + 1)
                        for each in (name, options.smaller))

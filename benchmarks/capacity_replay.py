@@ -1,13 +1,13 @@
-"""The capacity of a device whose batch times were recorded, on virtual time: the same for each policy, and every time.
+"""The capacity of a device whose batch times were recorded, on a virtual clock: the same for each policy, and repeatable.
 
     python benchmarks/capacity_replay.py --record benchmarks/results/batch_times_tiny_<machine>.json
     python benchmarks/capacity_replay.py --json benchmarks/results/capacity_replay_tiny_<machine>.json
 
-In real time no two rows of benchmarks/capacity.py meet the same minute of a machine that others use. Here they do: a real
-``Scheduler`` plays robots with cameras against the times that the units of one model took, one after the other, while other
-programs ran. ``--slower`` multiplies them; ``--busy`` in its place, by so much that two steps for every tick would keep the
-device busy for that share of the time, and ``busy`` of a row is what ticks took of it. Images after an answer, and frames that
-were refused, are computed in idle time, as the service does. Rows are as those of capacity.py; ``promised_late`` and
+In real time no two rows of benchmarks/capacity.py meet the same load on a shared machine. Here they do: a real
+``Scheduler`` plays robots with cameras against the recorded times of one model's units, run one after the other next to other
+programs. ``--slower`` multiplies these times; ``--busy`` instead scales them such that two steps for every tick would keep
+the device busy for that share of the time; a row's ``busy`` is the share that ticks took. Images after an answer, and frames
+that were refused, are computed in idle time, as the service does. Rows are as those of capacity.py; ``promised_late`` and
 ``attempted_late`` are shares of what was promised and attempted.
 """
 from __future__ import annotations
@@ -44,7 +44,7 @@ WAYS = {'fifo': (FIFO, False), 'ladder': (EDF_LADDER, False), 'offers': (EDF_LAD
 
 
 class RecordedDevice:
-    """A device as fast at every moment as a recorded one was then; the record begins again at its end."""
+    """A device as fast at every moment as the recorded one was; the record repeats from its end."""
 
     def __init__(self, record: dict, slower: float = 1.0) -> None:
         """``record``: ``networks``, and ``batches`` as "index of its network, begin [s], duration [ms]" in order."""
@@ -58,7 +58,7 @@ class RecordedDevice:
         self._length = batches[-1][1] + batches[-1][2] / 1e3
 
     def took(self, network: str, at: float) -> float:
-        """How long a unit takes that begins ``at`` [s]."""
+        """Return how long a unit takes that begins ``at`` [s]."""
         work, now = self.typical[network], at
         while True:
             place = bisect_right(self._begins, now % self._length)
@@ -99,7 +99,7 @@ class _Fleet:
         self._now, self._number, self.offers, self.busy = 0.0, 0, 0, 0.0
 
     def play(self, settle: float, seconds: float) -> list[_Tick]:
-        """The ticks of ``seconds`` s, after ``settle`` s."""
+        """Return the ticks of ``seconds`` s, after ``settle`` s."""
         counted, end = 1.0 + settle, 1.0 + settle + seconds
         images = [(1.0 + phase, robot, 0) for robot, phase in enumerate(self._phases)]
         heapq.heapify(images)
@@ -151,7 +151,7 @@ class _Fleet:
                                (DECODE,) if done else (OBSERVE, WHOLE) if not completion.done else ())
 
     def _answered(self, robot: int, earlier: float, idle: tuple[Unit, ...]) -> None:
-        """A robot takes up what is offered to it; what is left to do is done in idle time."""
+        """Let a robot take up what it is offered, and queue what is left to do for idle time."""
         if earlier:
             self._pacers[robot].come_earlier(earlier)
         if idle:
@@ -161,7 +161,7 @@ class _Fleet:
 
 
 def play(device: RecordedDevice, robots: int, way: str, seed: int = 0, settle: float = 12.0, seconds: float = 20.0) -> dict:
-    """Shares of all ticks that were due."""
+    """Return shares of all ticks that were due."""
     fleet = _Fleet(device, robots, way, seed)
     ticks = fleet.play(settle, seconds)
     due, met = max(len(ticks), round(robots * seconds / PERIOD)), [tick for tick in ticks if tick.met]
@@ -175,9 +175,9 @@ def play(device: RecordedDevice, robots: int, way: str, seed: int = 0, settle: f
 
 
 def record(seconds: float, priority: int, model: str, backend: str, random_weights: bool = False) -> dict:
-    """Times of the units of ticks, one tick each 17 ms, as a busy service has them.
+    """Return times of the units of ticks, one tick every 17 ms, as a busy service has them.
 
-    What a back end compiles or captures is done before, and the first second and the ticks until the window is full do not
+    What a back end compiles or captures is done before; the first second, and the ticks until the window is full, do not
     count. Raises RuntimeError where a unit was not measured.
     """
     apply(logging.getLogger(__name__), priority)
@@ -203,7 +203,7 @@ def record(seconds: float, priority: int, model: str, backend: str, random_weigh
             name, start = work.boundary.unit, time.monotonic()
             if error := run_unit([work], engine.backend)[0]:
                 raise error
-            engine.backend.settle()  # a GPU has only been given the work
+            engine.backend.settle()  # launches on a GPU are asynchronous
             if name in networks and start > begin:
                 batches.append(f'{networks.index(name)} {start - begin:.4f} {(time.monotonic() - start) * 1e3:.2f}')
         time.sleep(max(0.001, at + 0.017 - time.monotonic()))

@@ -1,13 +1,13 @@
-"""Judges decisions in rooms whose seeds are drawn at random as it starts, the most wanted first, within so many seconds.
+"""Judges decisions in rooms whose seeds are drawn at random at the start, by priority, within a limit of seconds.
 
     MUJOCO_GL=egl python benchmarks/control_judged.py --seconds 540 --workers 14 --episodes e.jsonl --json control_judged.json
 
 1,000 rooms of ``intercept``, 500 of the street and of static rooms, 100 of ``recall``, then the run-time tasks, the ablations
-and the variants, and what is left of ``recall``, or some of these (``--parts``); weights and code as they are. The result is
-written as episodes come, and has the rooms in which all controllers of a part have driven.
+and the variants, and the rest of ``recall``, or some of these (``--parts``); weights and code as they are. The result is
+written as episodes come, and covers the rooms in which all controllers of a part have driven.
 
-The first seed is told. With it as ``--first``, and the same ``--episodes``, a later run goes on; with ``--seconds 0`` it only
-writes the result. With the same ``--json`` that has the machines of all of them: its own, and ``earlier_runs``.
+The first seed is printed. With it as ``--first``, and the same ``--episodes``, a later run continues; with ``--seconds 0`` it
+only writes the result. With the same ``--json``, the result lists the machines of all runs: its own, and ``earlier_runs``.
 """
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from worldmodel_ros.evaluate.control.run import PLAIN, Job, Question, complete, 
 from worldmodel_ros.evaluate.control.summary import DEFINITIONS, mcnemar
 from worldmodel_ros.evaluate.control.tasks import RUN_TIME_TASKS, TASKS
 
-SEEDS = range(40_000_000, 50_000_000)  # nothing else may use them: a test looks through all results
+SEEDS = range(40_000_000, 50_000_000)  # reserved: a test checks that no other result uses them
 PACKAGES = ('mujoco', 'numpy', 'onnxruntime', 'torch')
-WRITING = 15.0  # s between two results on disk
+WRITING = 15.0  # s between two writes of the result
 BOUNDS = ('oracle', 'reactive')
 RUNGS = ('none', 'one_step', 'two_step')
-# What a result says of the run that has written it; of the runs before, the same is in ``earlier_runs``.
+# Keys that describe the run that wrote a result; those of the runs before are in ``earlier_runs``.
 OF_A_RUN = ('command', 'machine', 'versions', 'product_of_384x384_float32_ms', 'load_before', 'rendered_by', 'workers',
             'episodes_of_earlier_runs', 'wall_s', 'episodes')
 
 
 @dataclass(frozen=True)
 class Part:
-    """So many ``rooms`` of ``task``, from the ``begin``-th of the run on, by ``controllers``."""
+    """``rooms`` rooms of ``task``, from the ``begin``-th of the run on, by ``controllers``."""
 
     name: str
     rooms: int
@@ -51,19 +51,19 @@ class Part:
     begin: int = 0
 
     def jobs(self, first: int) -> Iterator[Job]:
-        """Episodes, those of a room together. ``first``: seed of the run's first room."""
+        """Yield episodes, those of a room together. ``first``: seed of the run's first room."""
         for number in range(self.begin, self.begin + self.rooms):
             for controller in self.controllers:
                 yield Job(self.variant, self.task, controller, first + number)
 
 
 def runtime(task: str) -> tuple[str, ...]:
-    """Controllers of a task that is told at run time: the second round of candidates is for what is to be touched."""
+    """Return the controllers of a run-time task: the second round of candidates is for things to be touched."""
     return *BOUNDS, 'one_step', *(['two_step'] if task == 'second_ball' else [])
 
 
-# In the order of how much they are wanted: first what bounds and rungs reach, in as many rooms as the differences need.
-# `two_step` differs from `one_step` only where something is to be touched, which a hundred of streets are to show.
+# By priority: first the bounds and rungs, in as many rooms as the differences need. `two_step` differs from `one_step` only
+# where something is to be touched; a hundred streets are to confirm that.
 PARTS = (
     Part('intercept', 1000, 'intercept', (*BOUNDS, *RUNGS)),
     Part('street', 500, 'street', (*BOUNDS, 'none', 'one_step')),
@@ -122,7 +122,7 @@ def lines(file: Path | None) -> int:
 
 
 def earlier_runs(result: Path | None, first: int) -> list[dict]:
-    """What the result that is to be replaced says of the runs that its episodes are of; none of one of other rooms."""
+    """Return the runs behind the episodes of the result to be replaced; none if its rooms are others."""
     before = json.loads(result.read_text()) if result and result.exists() else {}
     if before.get('first_seed') != first:
         return []
@@ -130,7 +130,7 @@ def earlier_runs(result: Path | None, first: int) -> list[dict]:
 
 
 def judged(first: int, done: Mapping[Job, Episode], forecast: str) -> dict:
-    """Numbers of the parts, by their names, each of the rooms in which all controllers of the part have driven."""
+    """Return the numbers of each part by name, over the rooms in which all controllers of the part have driven."""
     found: dict[str, dict] = {}
     for name in dict.fromkeys(part.name for part in PARTS):
         parts = [part for part in PARTS if part.name == name]
@@ -148,8 +148,8 @@ def judged(first: int, done: Mapping[Job, Episode], forecast: str) -> dict:
 
 
 def changed(episodes: Mapping[Job, Episode], variant: str) -> dict[str, dict[str, dict]]:
-    """By task and controller: rooms ``won`` by a variant and ``lost``, compared with the plain task, of ``n`` that were driven
-    both ways, and McNemar's p."""
+    """Return, by task and controller, the rooms ``won`` and ``lost`` by a variant compared with the plain task, of the ``n``
+    that were driven both ways, and McNemar's p."""
     pairs: dict[tuple[str, str], list[tuple[bool, bool]]] = {}
     for job, episode in episodes.items():
         if job.variant == variant and (plain := episodes.get(replace(job, variant=PLAIN))):
@@ -162,7 +162,7 @@ def changed(episodes: Mapping[Job, Episode], variant: str) -> dict[str, dict[str
 
 
 def summary(result: dict) -> dict:
-    """Success, or goals a minute, by part, task (of a variant: ``task, variant``) and controller."""
+    """Return success, or goals a minute, by part, task (of a variant: ``task, variant``) and controller."""
     def short(row: dict) -> str:
         return f'{row["success"] if row["success"] is not None else row["goals_per_minute"]} of {row["n"]}'
     def named(part: dict) -> Iterator[tuple[str, dict]]:

@@ -2,8 +2,8 @@
 
     python benchmarks/control_ros.py --task intercept --seeds A:B --pieces pieces.jsonl --most 2 --json control_ros.json
 
-The robot, the model and the gate are processes of their own. A piece is ``--rooms`` rooms of one rung; what is in ``--pieces``
-is not driven again, so that a busy machine can be left between two calls.
+The robot, the model and the gate are processes of their own. A piece is ``--rooms`` rooms of one rung; pieces that are in
+``--pieces`` are not driven again, so the benchmark can be interrupted while the machine is busy.
 """
 import argparse
 import json
@@ -29,7 +29,7 @@ PACKAGES = ('mujoco', 'numpy', 'onnxruntime')
 
 
 def cpu_seconds(name: str) -> float:
-    """Processor time so far of the processes below this one whose command has a name in it."""
+    """Return the CPU time so far of the descendants of this process whose command line contains ``name``."""
     found, parents = {}, {}
     for entry in Path('/proc').glob('[0-9]*'):
         try:
@@ -45,10 +45,10 @@ def cpu_seconds(name: str) -> float:
 
 
 def drive(task: str, rung: str, seeds: range, extra: dict[str, str], log: Path) -> dict:
-    """Drive a piece; return what was heard, as JSON values."""
+    """Drive a piece; return what was recorded, as JSON values."""
     bringup = {'model': 'tiny', 'forecast': 'tiny', 'candidate_rounds': RUNGS[rung], **extra}
     before, load, spent = product_ms(), os.getloadavg()[0], []
-    # From the end of the first room on: what loading the models takes is not in it.
+    # From the end of the first room on, so that loading the models does not count.
     heard = listen(task, seeds, bringup, log, lambda share: spent.append((time.monotonic(), *map(cpu_seconds, PROCESSES))))
     first, *_, last = np.array(spent)
     shares = ((last - first)[1:] / (last - first)[0]).round(4).tolist() if len(spent) > 1 else []
@@ -60,7 +60,7 @@ def drive(task: str, rung: str, seeds: range, extra: dict[str, str], log: Path) 
 
 
 def result(task: str, pieces: list[dict]) -> dict:
-    """The numbers of all pieces."""
+    """Return the numbers of all pieces."""
     episodes: dict[tuple[str, str], list[Episode]] = {}
     heard = {rung: Heard() for rung in RUNGS if any(piece['rung'] == rung for piece in pieces)}
     for piece in pieces:
@@ -82,7 +82,7 @@ def result(task: str, pieces: list[dict]) -> dict:
 
 
 def pieces_of(seeds: range, rooms: int, rungs: list[str]) -> Iterator[tuple[str, range]]:
-    """Each rung and its rooms, in an order that gives no rung the earlier minutes."""
+    """Yield each rung and its rooms, alternating the order so that no rung always comes first."""
     for number, start in enumerate(range(seeds.start, seeds.stop, rooms)):
         for rung in rungs[::1 if number % 2 == 0 else -1]:
             yield rung, range(start, min(start + rooms, seeds.stop))

@@ -1,19 +1,19 @@
-"""An open world on several GPUs as a server opens it, compared with one GPU; and how it comes back when a rank is killed.
+"""An open world on several GPUs as a server opens it, compared with one GPU; and its recovery when a rank is killed.
 
     python benchmarks/divided_world.py --gpus 4 --folder benchmarks/results
     python benchmarks/divided_world.py --tiny --gpus 2 --folder /tmp/divided          # tries the code on CPUs
 
-A folder with ``world.json`` and random weights is written: a network of a preset's width with few layers, so that it starts
+Writes a folder with ``world.json`` and random weights: a network of a preset's width with few layers, so that it starts
 quickly. Three programs load it with ``load_world``, from the same image along the same poses:
 
-* one: on one GPU, by the sampler without graphs, and by the one that ``OpenWorld`` takes.
-* divided: on all. Its chunks are compared with those of one. Then it keeps its session and imagines another chunk, and a rank
-  is killed (SIGKILL), whereupon it ends with an exit code by which it is started again.
-* again: started again, it goes on from the session: is its chunk the one from before?
+* one: on one GPU, with the sampler without graphs, and with the one that ``OpenWorld`` takes.
+* divided: on all. Its chunks are compared with those of one. Then it saves its session and imagines another chunk, and a rank
+  is killed (SIGKILL); it then ends with the exit code that asks for a restart.
+* again: after the restart, it resumes the session: is its chunk the same as before?
 
 ``images_mean``, ``images_largest``: difference of a chunk's images, of 255 (``images_std``: of theirs). ``latents``: norm of
 the difference, relative. ``to_end_s``, ``loaded_after_kill_s`` and ``chunk_after_kill_s`` are from the kill. Each row is
-written as it is measured; each program says on stderr how far it is, and where it is every 20 s.
+written as it is measured; each program reports its progress on stderr, and its stack every 20 s.
 """
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ SAMPLING = {'chunk_frames': 3, 'window_frames': 12, 'sink_frames': 3,
             'schedule': {'kind': 'unipc', 'steps': [0, 250, 500, 750], 'shift': 5.0}}
 TINY = WanConfig(512, 2, 4, 512, 36, camera_width=1536, text_width=32, text_tokens=24)
 TEXT_ROWS = 20
-LATENTS_LIMIT = 0.02  # of bf16, in another order, after the first chunk; of a CPU in float32 far less
+LATENTS_LIMIT = 0.02  # bf16, summed in another order, after the first chunk; on a CPU in float32 far less
 TRACE_S = 20.0
 
 
 class Program:
-    """What a program notes: rows as lines of a file, and how far it is, on stderr."""
+    """The output of a program: rows as lines of a file, and progress on stderr."""
 
     def __init__(self, options: argparse.Namespace):
         self.options, self._start = options, options.began
@@ -73,7 +73,7 @@ class Program:
 
 
 class Walk:
-    """A session from the same image along the same poses, whichever world it is of."""
+    """A session from the same image along the same poses, for any world."""
 
     def __init__(self, program: Program, world: OpenWorld, session: WorldSession | None = None):
         from worldmodel_ros.model.wan.camera import Intrinsics
@@ -84,7 +84,7 @@ class Walk:
         self.session = world.open(image, np.eye(4)) if session is None else session
 
     def chunk(self) -> np.ndarray:
-        """The next images."""
+        """Return the next images."""
         session, poses = self.session, [self.session.pose]
         for _ in range(session.images_of_chunk // self.world.frame_images):
             step = np.eye(4)
@@ -94,7 +94,7 @@ class Walk:
         return session.imagine(np.stack(poses[1:]), self._intrinsics)
 
     def seen(self, count: int, what: str) -> tuple[list[np.ndarray], list[np.ndarray], list[float]]:
-        """Images and latents of so many chunks, and what each took, ms, in which the host waits for all."""
+        """Return images and latents of ``count`` chunks, and the ms of each, with the host waiting for it."""
         images, latents, ms, decode = [], [], [], self.session._decode
 
         def noted(clean: torch.Tensor) -> torch.Tensor:
@@ -110,7 +110,7 @@ class Walk:
         return images, latents, ms
 
     def timed(self, count: int) -> dict[str, object]:
-        """What so many more chunks take, each alone, host and images included; after two that are not timed."""
+        """Time ``count`` more chunks, each alone, host and images included, after two that are not timed."""
         ms = []
         for _ in range(2 + count):
             start = time.perf_counter()
@@ -121,7 +121,7 @@ class Walk:
 
 
 def write_world(options: argparse.Namespace, say: Callable[[str], None]) -> None:
-    """The folder of a world with random weights."""
+    """Write the folder of a world with random weights."""
     from diffusers import AutoencoderKLWan
     from safetensors.torch import save_file
 
@@ -153,7 +153,7 @@ def write_world(options: argparse.Namespace, say: Callable[[str], None]) -> None
 
 def differences(found: list[np.ndarray], wanted: list[np.ndarray], latents: list[np.ndarray], others: list[np.ndarray]
                 ) -> dict[str, object]:
-    """Chunk by chunk: random weights take a difference on from one to the next."""
+    """Compare chunk by chunk: with random weights, differences carry over from one chunk to the next."""
     images = [np.abs(one.astype(int) - other) for one, other in zip(found, wanted, strict=True)]
     return {'images_mean': [round(float(each.mean()), 4) for each in images],
             'images_largest': [int(each.max()) for each in images],
@@ -162,8 +162,8 @@ def differences(found: list[np.ndarray], wanted: list[np.ndarray], latents: list
 
 
 def loaded(program: Program, gpus: int = 1) -> OpenWorld:
-    """The world, once it is written."""
-    from diffusers import AutoencoderKLWan  # noqa: F401  takes long, so before that
+    """Load the world, once it is written."""
+    from diffusers import AutoencoderKLWan  # noqa: F401  slow to import, so done before
 
     from worldmodel_ros.engine.loading import load_world
     program.say('the modules are imported')
@@ -176,7 +176,7 @@ def loaded(program: Program, gpus: int = 1) -> OpenWorld:
 
 
 def one(program: Program) -> None:
-    """The world on one GPU."""
+    """Run the world on one GPU."""
     options, world = program.options, loaded(program)
     steps, taken = len(world.preset.schedule.steps), world.sampler
     world._samplers[steps] = getattr(taken, 'sampler', taken)
@@ -197,9 +197,9 @@ def one(program: Program) -> None:
 
 
 def divided(program: Program) -> None:
-    """The world on all, until a rank is killed."""
+    """Run the world on all GPUs, until a rank is killed."""
     options, world = program.options, loaded(program, program.options.gpus)
-    one_is_over(options)  # else both would be timed while they wait for each other
+    one_is_over(options)  # else they would slow each other down while being timed
     walk = Walk(program, world)
     program.say('the first image is encoded')
     images, latents, ms = walk.seen(options.chunks, 'divided')
@@ -225,11 +225,11 @@ def divided(program: Program) -> None:
             walk.chunk()
     except Exception as error:
         program.say(f'{type(error).__name__}: {error}')
-    time.sleep(60.0)  # in which ``LeadingWorld`` ends this process
+    time.sleep(60.0)  # meanwhile ``LeadingWorld`` ends this process
 
 
 def again(program: Program) -> None:
-    """The world after it was started again."""
+    """Run the world after its restart."""
     from worldmodel_ros.engine.open_world.session import WorldSession
     options, world = program.options, loaded(program, program.options.gpus)
     ready, killed = time.time(), float((options.scratch / 'killed').read_text())
@@ -244,7 +244,7 @@ def again(program: Program) -> None:
 
 
 def one_is_over(options: argparse.Namespace) -> None:
-    """Wait for that, at most to half of the time."""
+    """Wait for program ``one`` to end, at most until half of the time is over."""
     while not (options.scratch / 'one.over').exists() and time.time() < options.end - 0.5 * options.seconds:
         time.sleep(0.05)
 
@@ -253,7 +253,7 @@ PROGRAMS = {'one': one, 'divided': divided, 'again': again}
 
 
 def start(name: str, options: argparse.Namespace) -> subprocess.Popen:
-    """A program, with all that it is to know."""
+    """Start a program, with the options that it needs."""
     print(f'{name} ...', file=sys.stderr, flush=True)
     given = [*sys.argv[1:], '--program', name, '--scratch', str(options.scratch), '--began', str(time.time()),
              '--end', str(options.end)]
@@ -261,7 +261,7 @@ def start(name: str, options: argparse.Namespace) -> subprocess.Popen:
 
 
 def end(child: subprocess.Popen, seconds: float) -> int | None:
-    """Its exit status, None where it is still running after so long; it is ended then, with what it has started."""
+    """Return the exit status, or None if still running after ``seconds``; kill it, with all that it has started."""
     try:
         return child.wait(max(0.0, seconds))
     except subprocess.TimeoutExpired:
@@ -275,7 +275,7 @@ def end(child: subprocess.Popen, seconds: float) -> int | None:
 
 
 def measure(options: argparse.Namespace, result: dict, save: Callable[[], None]) -> None:
-    """All programs, one and divided at the same time: most of their time they start."""
+    """Run all programs, ``one`` and ``divided`` at the same time, since most of their time is start-up."""
     began = time.time()
 
     def say(text: str) -> None:

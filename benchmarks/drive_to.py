@@ -1,11 +1,11 @@
-"""Drives to goals by the action drive_to in a running system: feedback, from cancel to standing, goals that pre-empt others.
+"""Drives to goals by the action drive_to in a running system: feedback rate, time to stop after a cancel, pre-emption.
 
     python benchmarks/drive_to.py --repeats 25 --json benchmarks/results/drive_to_<machine>.json
 
 `worldmodel up` runs as a user starts it: simulated robot, world model with a forecast, and gate, in processes of their own.
-This process is a client of the action, and hears the robot, all by DDS. A robot stands when its wheels say so, by 0.03 m/s and
-0.1 rad/s, which they do every 50 ms. A goal comes at the next tick if each image with a stamp from the acceptance on is
-decided by it; an image that came before may be in work then.
+This process is a client of the action and listens to the robot, all over DDS. A robot stands when its wheels say so, within
+0.03 m/s and 0.1 rad/s; they report every 50 ms. A goal takes effect at the next tick if it decides each image with a stamp
+after its acceptance; an earlier image may still be in work then.
 """
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from result_file import ROOT, provenance, write_result
 
 sys.path.insert(0, str(ROOT / 'test'))
 COLOURS = ('red', 'green', 'blue', 'yellow')
-STANDS = 0.03, 0.1    # m/s, rad/s; of the latter the encoders' resolution is a third, and nav2 takes 0.25 of both for standing
+STANDS = 0.03, 0.1    # m/s, rad/s; the encoders' resolution is a third of the latter, and nav2 takes 0.25 of both for standing
 MOVES = 0.15, 0.3     # m/s, rad/s: one of them, before a goal is cancelled
 LISTENS = 1.5         # s, to the feedback of a goal
 PATIENCE = 30.0       # s
 
 
 class Client:
-    """A client of the action, and what it hears, with the time of its receipt [s, steady]."""
+    """A client of the action, and what it receives, with the time of receipt [s, steady]."""
 
     def __init__(self) -> None:
         import rclpy
@@ -63,7 +63,7 @@ class Client:
         threading.Thread(target=self._executor.spin, daemon=True).start()
 
     def accepted(self, colour: str):
-        """Send a goal; return its handle, and when the answer came [s, steady; ns, ROS]."""
+        """Send a goal; return its handle and when it was accepted [s, steady; ns, ROS]."""
         sent = self.action.send_goal_async(self.goal(goal=colour), feedback_callback=lambda m: self.feedback.append(
             (time.monotonic(), m.feedback.chosen)))
         wait(sent.done, 'the answer to a goal', 0.001)
@@ -93,7 +93,7 @@ def wait(condition: Callable[[], object], what: str, period: float = 0.005) -> N
 
 
 def feedback_rate(client: Client, colour: str) -> dict:
-    """Messages a second, and the longest time without one [ms], from the first on until the goal ends or LISTENS is over."""
+    """Return messages a second and the longest gap [ms], from the first message until the goal ends or LISTENS is over."""
     del client.feedback[:]
     handle, *_ = client.accepted(colour)
     ended = handle.get_result_async()
@@ -108,7 +108,7 @@ def feedback_rate(client: Client, colour: str) -> dict:
 
 
 def cancel(client: Client, colour: str) -> dict:
-    """Milliseconds from a cancellation, of a robot that moves, to the command to stand and until it stands."""
+    """Return milliseconds from the cancellation, with the robot moving, to the stop command and to standstill."""
     handle, *_ = client.accepted(colour)
     ended = handle.get_result_async()
     wait(lambda: moves(client) or ended.done(), 'the robot to move')
@@ -132,7 +132,7 @@ def moves(client: Client) -> bool:
 
 
 def pre_empt(client: Client, colour: str, other: str) -> dict:
-    """What becomes of images after a goal has taken the place of another."""
+    """Return which goal decides images after a goal has replaced another."""
     former, *_ = client.accepted(colour)
     begun = len(client.decisions)
     wait(lambda: any(task == colour for *_, task in client.decisions[begun:]), 'a decision for the first goal')
@@ -156,7 +156,7 @@ def quantiles(rows: list[dict], key: str) -> dict:
 
 
 def run(client: Client, repeats: int) -> dict:
-    """Repeat each; goals change, so that the robot never stands at the next one."""
+    """Repeat each measurement; goals change, so that the robot never already stands at the next one."""
     wait(lambda: client.wheels, 'odometry')
     feedback, cancelled, pre_empted, number = [], [], [], 0
     while min(len(feedback), len(cancelled), len(pre_empted)) < repeats and number < 4 * repeats:

@@ -3,7 +3,7 @@
     python benchmarks/engines.py --json benchmarks/results/engines_<machine>.json
 
 Times are paced at the model's rate (10 Hz by default), as on a robot, because a processor that idles between ticks is
-slower than one that never does. Quality is the PSNR of predicted chunks on freshly simulated drives, while the robot
+slower than one that never does. Quality is the PSNR of predicted chunks on freshly simulated episodes, while the robot
 moves, and the difference of the plans from PyTorch's.
 """
 from __future__ import annotations
@@ -26,7 +26,7 @@ FIRST_SEED = 3_000_000
 
 
 def timed(engine, episode: dict, ticks: int, period: float) -> dict:
-    """Milliseconds of a two-step tick, from a frame at hand to its checked plan, and of decoding, paced."""
+    """Return milliseconds of a two-step tick, from a frame at hand to its checked plan, and of decoding, paced."""
     session, totals, decodes = engine.open_session(), [], []
     due = time.perf_counter()
     for tick in range(ticks):
@@ -46,7 +46,7 @@ def timed(engine, episode: dict, ticks: int, period: float) -> dict:
 
 
 def quality(engine, episodes: list[dict], every: int) -> dict:
-    """Mean PSNR (dB) of two-step and one-step chunks against what came, those of copy-last-frame, and all plans."""
+    """Return the mean PSNR (dB) of two-step and one-step chunks, that of copy-last-frame, and all plans."""
     scores: dict[str, list[float]] = {'two_step': [], 'one_step': [], 'copy_last': []}
     plans = []
     ahead = engine.spec.chunk_frames

@@ -1,17 +1,17 @@
-"""What processes on several GPUs exchange in a pass, by each way there is, at the sizes of the large model.
+"""What processes on several GPUs exchange in a pass, by each available transport, at the sizes of the large model.
 
     python benchmarks/exchange.py --json benchmarks/results/exchange_h200x4.json
 
 For every message, the time of one in a CUDA graph of several (median and 99th percentile over replays, the slowest
 GPU's), and the bytes that a GPU sends to others per second. All in one run:
 
-* nccl: all-to-all in bfloat16; nccl-fp8: rounded on the way, with rounding and restoring in the time
+* nccl: all-to-all in bfloat16; nccl-fp8: rounded for the transfer, with rounding and restoring in the time
   (``parallel.rounding``);
-* symmetric: each GPU writes into its peers' memory (symmetric memory, no multicast), in bfloat16: what could be
-  gained over NCCL, without the safety that a lost peer can be given up;
+* symmetric: each GPU writes into its peers' memory (symmetric memory, no multicast), in bfloat16: the possible
+  gain over NCCL, but without a safe way to give up a lost peer;
 * all-reduce: what tensor parallelism sends instead, twice in every layer.
 
-Without GPUs it only checks itself, on two processes: gloo, small messages, no times worth a thing.
+Without GPUs it only checks itself, on two processes: gloo, small messages, no meaningful times.
 """
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from worldmodel_ros.model.parallel.group import SequenceParallel, TensorParallel
 from worldmodel_ros.model.parallel.link import Link
 from worldmodel_ros.model.presets import PRESETS
 
-IN_GRAPH = 8  # messages, so that the graph's start is a small part
+IN_GRAPH = 8  # messages, so that launching the graph is a small part
 
 
 def cases(count: int, small: bool) -> list[tuple[str, tuple[int, ...], int, int]]:
-    """Name, shape of an own tensor (B, T, P, ..., H, d), divided and joined axis."""
+    """Return name, shape of a rank's tensor (B, T, P, ..., H, d), divided and joined axis."""
     found = []
     for name in ('robot_3b', 'robot_3b_4k'):
         preset = PRESETS[name]
@@ -51,7 +51,7 @@ def cases(count: int, small: bool) -> list[tuple[str, tuple[int, ...], int, int]
 
 
 def measure(function: Callable[[Tensor], Tensor], x: Tensor, replays: int) -> dict[str, float]:
-    """Milliseconds of one call."""
+    """Return milliseconds of one call."""
     if not x.is_cuda:
         start = time.perf_counter()
         function(x)
@@ -77,7 +77,7 @@ def measure(function: Callable[[Tensor], Tensor], x: Tensor, replays: int) -> di
 
 
 class Symmetric:
-    """An all-to-all by writing into the other GPUs' memory."""
+    """An all-to-all that writes into the other GPUs' memory."""
 
     def __init__(self, link: Link, rows: Tensor):
         import torch.distributed._symmetric_memory as symmetric
@@ -86,7 +86,7 @@ class Symmetric:
         self._peers = [self._handle.get_buffer(peer, rows.shape, rows.dtype) for peer in range(link.count)]
 
     def all_to_all(self, rows: Tensor) -> Tensor:
-        self._handle.barrier(channel=0)  # all have read what was here
+        self._handle.barrier(channel=0)  # until all have read the previous message
         for step in range(self._link.count):
             peer = (self._link.rank + step) % self._link.count
             self._peers[peer][self._link.rank].copy_(rows[peer])
@@ -95,7 +95,7 @@ class Symmetric:
 
 
 def ways(link: Link, shape: tuple[int, ...], divide: int, join: int, x: Tensor) -> dict[str, Callable]:
-    """What each way needs is made when it is measured: one that is not there fails alone."""
+    """Return the calls; each sets itself up when it is measured, so that one that is unavailable fails alone."""
     plain, rounded = SequenceParallel(link), SequenceParallel(link, rounded=True)
 
     def symmetric() -> Callable[[Tensor], Tensor]:
@@ -121,7 +121,7 @@ def process(rank: int, count: int, port: int, options: argparse.Namespace) -> No
     result = {'command': command(), 'machine': machine(), 'versions': versions(),
               'processes': count, 'rows': []}
     on_gpu = device.type == 'cuda'
-    # What may hang comes last.
+    # Those that may hang come last.
     for way in ('nccl', 'nccl-fp8', 'all-reduce', 'symmetric'):
         for name, shape, divide, join in cases(count, not on_gpu):
             x = torch.randn(shape, dtype=torch.bfloat16, device=device)
@@ -132,7 +132,7 @@ def process(rank: int, count: int, port: int, options: argparse.Namespace) -> No
             try:
                 row['ms'] = measure(made(), x, options.replays)
                 row['gb_s_of_bf16'] = round(row['bytes'] / row['ms']['p50'] / 1e6, 1)
-            except Exception as error:  # the others' numbers are not lost for it
+            except Exception as error:  # keep the other results
                 row['error'] = f'{type(error).__name__}: {error}'[:300]
             result['rows'].append(row)
             if rank == 0:

@@ -1,11 +1,11 @@
 """
-What a fleet's front adds on one host: to opening a session, and to a tick.
+What a fleet's front adds to opening a session and to a tick, on one host.
 
     python benchmarks/fleet_hop.py --opens 80 --json benchmarks/results/fleet_hop_<machine>.json
 
 One ``worldmodel fleet up`` with one server, all as processes of their own. Sessions are opened in turn at the front, which
-sends the robot on, and at the server's own socket; each then ticks with real frames. One is opened each --pause s, since a
-server takes few a second of one process.
+redirects the robot, and at the server's own socket; each then ticks with real frames. One is opened every --pause s, since a
+server accepts only a few a second from one process.
 """
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def main() -> int:
 
 
 def wait_for_server(fleet: subprocess.Popen, front: Path) -> Path:
-    """The socket of the server, once it serves. Raises RuntimeError."""
+    """Return the socket of the server, once it serves. Raises RuntimeError."""
     end = time.monotonic() + START
     while time.monotonic() < end and fleet.poll() is None:
         try:
@@ -89,7 +89,7 @@ def wait_for_server(fleet: subprocess.Popen, front: Path) -> Path:
 
 
 def quantiles(seconds: list[float]) -> dict[str, float]:
-    """Median and high quantile, in ms."""
+    """Return the median and a high quantile, in ms."""
     return {f'p{level}': round(float(np.percentile(seconds, level)) * 1e3, 3) for level in (50, 99)}
 
 

@@ -1,11 +1,11 @@
 """
-Kills the server of a robot again and again: how long until another server of the fleet answers it, with its session as it was?
+Kills a robot's server repeatedly: how long until another server of the fleet answers it, with its session intact?
 
     python benchmarks/fleet_loss.py --kills 12 --json benchmarks/results/fleet_loss_<machine>.json
 
 Two processes of ``worldmodel serve`` with one store, and the front of a fleet. Two robots tick with real frames over the real
 protocol. The server of one is killed (SIGKILL); its robot asks the front until it is answered again. Meanwhile a robot's node
-drives with its own model: ``benchmarks/server_loss.py`` says for how long it has no command.
+drives with its own model: ``benchmarks/server_loss.py`` measures how long it is without a command.
 """
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TICK = 0.1       # s
 
 
 def until_answered(robot: Robot, front: Path, began: float) -> tuple[float, float, int]:
-    """Ask the front until a server answers a tick: s until the session is open, and until the answer; frames it has seen."""
+    """Ask the front until a server answers a tick; return s to the open session and to the answer, and frames it has seen."""
     while time.monotonic() - began < PATIENCE:
         try:
             robot.connect(front)
@@ -116,7 +116,7 @@ def main() -> int:
 
 
 def quantiles(values: list[float]) -> dict[str, float]:
-    """Of s."""
+    """Summarise values in s."""
     return {f'p{level}': round(float(np.percentile(values, level)), 3) for level in (50, 99, 100)}
 
 

@@ -1,4 +1,4 @@
-"""Robots of a fleet, as its benchmarks and tests play them: real frames to real servers, real answers back."""
+"""Robots of a fleet for its benchmarks and tests: real frames to real servers, real answers back."""
 from __future__ import annotations
 
 import os
@@ -39,7 +39,7 @@ class ServerProcess:
             env=dict(os.environ))
 
     def wait(self, patience: float = 90.0) -> ServerProcess:
-        """Return it when it serves. Raises RuntimeError with its log where it does not."""
+        """Return self once it serves. Raises RuntimeError with its log if it does not."""
         end = time.monotonic() + patience
         while time.monotonic() < end and self.process.poll() is None:
             try:
@@ -50,15 +50,15 @@ class ServerProcess:
         raise RuntimeError(f'the server at {self.path} has not come up: {self.log()}')
 
     def status(self) -> dict:
-        """What it says of itself."""
+        """Return the server's status."""
         return ask_status(self.path)
 
     def log(self) -> str:
-        """What it has printed."""
+        """Return what it has printed."""
         return self.path.with_suffix('.log').read_text()
 
     def stop(self, kill: bool = False) -> int:
-        """End it; return its exit code."""
+        """Stop it; return its exit code."""
         if self.process.poll() is None:
             (self.process.kill if kill else self.process.terminate)()
         code = self.process.wait(30)
@@ -70,7 +70,7 @@ class FleetFiles:
     """Certificates, a token and accounts of a fleet's hosts, in a folder. ``files``: as ``Endpoint.files``."""
 
     def __init__(self, folder: Path, accounts: Sequence[dict[str, Any]] = ()) -> None:
-        """``accounts``: besides the fleet's own."""
+        """``accounts``: in addition to the fleet's own."""
         import trustme
         self.folder, self._authority = folder, trustme.CA()
         self._authority.cert_pem.write_to_path(folder / 'ca.pem')
@@ -84,7 +84,7 @@ class FleetFiles:
         self.files = str(folder / 'token'), str(folder / 'ca.pem'), str(folder / 'fleet.pem')
 
     def issue(self, address: str, name: str) -> tuple[Path, Path]:
-        """A host's certificate and key."""
+        """Return a certificate and key for a host."""
         issued = self._authority.issue_cert(address)
         issued.cert_chain_pems[0].write_to_path(self.folder / f'{name}.pem')
         issued.private_key_pem.write_to_path(self.folder / f'{name}.key')
@@ -95,8 +95,8 @@ class HostGateway:
     """``worldmodel gateway`` of a fleet's host as a process; ``url``: its own, at ``address``."""
 
     def __init__(self, fleet: FleetFiles, name: str, address: str, socket: Path, store: Path | None = None) -> None:
-        """``socket``: of what it is before; ``store``: folder that this host keeps for the others. Waits for it. Raises
-        RuntimeError."""
+        """``socket``: of the server behind it; ``store``: folder that this host keeps for the others. Waits for the gateway.
+        Raises RuntimeError."""
         folder, self.files, self.address = fleet.folder, fleet.files, address
         certificate, key = fleet.issue(address, name)
         self._log = open(folder / f'{name}.gateway.log', 'w+')
@@ -110,7 +110,7 @@ class HostGateway:
         self.endpoint = Endpoint(self.url, *self.files)
 
     def stop_gateway(self, kill: bool = False) -> int:
-        """End it; return its exit code."""
+        """Stop it; return its exit code."""
         (self._gateway.kill if kill else self._gateway.terminate)()
         code = self._gateway.wait(30)
         self._log.close()
@@ -126,11 +126,11 @@ class HostGateway:
 
 
 class Host(HostGateway):
-    """A server and the gateway before it, as two processes."""
+    """A server and the gateway in front of it, as two processes."""
 
     def __init__(self, fleet: FleetFiles, name: str, address: str, store: str = '', sessions: int = 8,
                  options: tuple[str, ...] = (), priority: int = 0) -> None:
-        """``store``: URL of another host's; empty: this one keeps it. Waits for the gateway alone. Raises RuntimeError."""
+        """``store``: URL of another host's; empty: this one keeps it. Waits for the gateway only. Raises RuntimeError."""
         self.folder = folder = fleet.folder
         super().__init__(fleet, name, address, folder / f'{name}.sock', None if store else folder / 'store')
         self.server = ServerProcess(folder / f'{name}.sock', store or folder / 'store', sessions, (
@@ -138,13 +138,13 @@ class Host(HostGateway):
             self.files[2], *options), priority)
 
     def stop(self, kill: bool = False) -> tuple[int, int]:
-        """End both; return their exit codes."""
+        """Stop both; return their exit codes."""
         return self.server.stop(kill), self.stop_gateway(kill)
 
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """``seconds`` from the frame to its answer; ``moves`` that came between."""
+    """``seconds`` from the frame to its answer; ``moves`` of the session in between."""
 
     number: int
     tier: Tier
@@ -154,13 +154,13 @@ class Answer:
     server: Path | Endpoint
     generation: int
     moves: int
-    actions: np.ndarray | None = None  # of the pictures, if these were waited for
+    actions: np.ndarray | None = None  # for the images, if these were waited for
     frames: np.ndarray | None = None
     collision_risk: np.ndarray | None = None
 
 
 class Robot:
-    """A robot that ticks. ``twin``: a session of a local engine that sees the same, and is never moved."""
+    """A robot that ticks. ``twin``: a session of a local engine that sees the same frames, and is never moved."""
 
     def __init__(self, seed: int, server: Path | Endpoint, twin: Engine | None = None, session: str = '',
                  files: tuple[str, str, str] = ('', '', '')) -> None:
@@ -183,18 +183,18 @@ class Robot:
         return self.link
 
     def close(self) -> None:
-        """Leave."""
+        """Close the connection."""
         if self.link:
             self.link.connection.close()
             self.link = None
 
     def tick(self, due: float = 5.0, shown: bool = False, patience: float = 30.0) -> Answer:
-        """Send a frame and wait for its answer; ``shown``: for the pictures, too."""
+        """Send a frame and wait for its answer; ``shown``: for the images, too."""
         start = self.send(due)
         return self.answer(start, shown, patience)
 
     def send(self, due: float = 5.0) -> float:
-        """Send a frame that is to be answered within ``due`` s; return when."""
+        """Send a frame that is to be answered within ``due`` s; return when it was sent."""
         spec = self.link.spec
         self._number += 1
         self.image = self._rng.integers(0, 256, (*spec.image_size, 3), dtype=np.uint8)
@@ -210,10 +210,10 @@ class Robot:
         try:
             self.link.connection.send(self._tick)
         except ConnectionLost:
-            pass  # what it has said before, such as where the session is now, is still to be read
+            pass  # the server's last messages, such as where the session is now, are still to be read
 
     def answer(self, start: float, shown: bool = False, patience: float = 30.0) -> Answer:
-        """Wait for the answer to the frame that was sent at ``start``; follows the session where it moves."""
+        """Wait for the answer to the frame that was sent at ``start``; follow the session if it moves."""
         found, before = None, self._moves
         end = time.monotonic() + patience
         while time.monotonic() < end:
@@ -241,7 +241,7 @@ class Robot:
         raise TimeoutError(f'tick {self._number} of {self.session} is not answered after {patience} s')
 
     def idle(self, seconds: float) -> None:
-        """Let time pass; follow the session where it moves meanwhile."""
+        """Let time pass; follow the session if it moves meanwhile."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             received = self.link.receive(left)
@@ -261,7 +261,7 @@ class Robot:
             self._send()
 
     def twin_answers(self, tier: Tier) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
-        """What the twin, which now sees the newest frame, too, answers: plan, and collision risk and pictures."""
+        """Show the twin the newest frame; return its plan, collision risk and images."""
         self.twin.observe(self.image, self.executed)
         if tier is Tier.NONE:
             return None, None, None

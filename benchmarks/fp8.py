@@ -3,12 +3,12 @@
     python benchmarks/fp8.py --folder benchmarks/results          # writes fp8_<gpu>.json there, part by part
 
 ``correct``: every kernel against its definition. ``layers``: a layer whose frames attend within themselves, in
-bfloat16, as it is and compiled by torch, and in FP8, the MLP's product apart from GELU or fused with it, by a
-bound or a calibrated scale; its error is that of what the layer adds, against float32. ``products``: TFLOP/s of the
+bfloat16, eager and compiled by torch, and in FP8, with the MLP's product separate from GELU or fused with it, by a
+bound or a calibrated scale; errors are those of what the layer adds, against float32. ``products``: TFLOP/s of the
 four products of a layer at the numbers of tokens that occur, random data. ``between``: GB/s of the kernels between
 them, counting each byte that must be read or written once, compared with a copy. ``specialised``: one more form of the
-product, apart. A part that fails is named in ``failed``, and costs the others nothing. Without a GPU all of it runs
-at a small size in Triton's interpreter (TRITON_INTERPRET=1), which tries the code and measures nothing.
+product, separately. A part that fails is named in ``failed``, and the others still run. Without a GPU all of it runs
+at a small size in Triton's interpreter (TRITON_INTERPRET=1), which tests the code and measures nothing.
 """
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def main() -> int:
                 result[name].append(row)
                 print(json.dumps({'part': name, **row}), flush=True)
                 write_result(result, file)
-        except Exception as error:  # the other parts are worth having
+        except Exception as error:  # keep measuring the other parts
             traceback.print_exc()
             result['failed'][name] = f'{type(error).__name__}: {error}'
         result['seconds'][name] = round(time.perf_counter() - start, 1)

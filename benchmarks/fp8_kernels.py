@@ -1,4 +1,4 @@
-"""The FP8 benchmark's kernels, one by one: whether they are right, and how fast they are."""
+"""Checks and times the FP8 benchmark's kernels one by one."""
 from __future__ import annotations
 
 import sys
@@ -17,14 +17,14 @@ from worldmodel_ros.kernels.linear_hopper import (
 from worldmodel_ros.kernels.qk_norm_triton import rotate_qk_triton
 
 TRIED = (DEFAULT, Tiles(stages=4), Tiles(m=256, n=128), Tiles(n=128, stages=4), Tiles(n=128, warps=4))
-# Where sums in another order may round a value to its other neighbour: share of FP8 values that may differ; root
-# mean square error of bfloat16, of products in FP8, which add up with 14 bits, and of GELU by the GPU's own tanh
+# Another order of summation may round a value to its other neighbour: share of FP8 values that may differ; root
+# mean square error of bfloat16, of products in FP8, which accumulate with 14 bits, and of GELU by the GPU's own tanh
 # in FP8.
 DIFFERENT, BF16, PRODUCT, GELU = 0.01, 0.003, 0.006, 0.02
 
 
 def triton_products(layer: Linear, gelu: bool, tried: Sequence[Tiles] = TRIED) -> dict[str, Callable[[], object]]:
-    """The persistent kernel by each way to cut the product up that compiles on this GPU."""
+    """Return the persistent kernel with each tiling of the product that compiles on this GPU."""
     found = {}
     for tiles in tried if GPU else [replace(tiles, m=16, n=16, k=16) for tiles in tried[:1]]:
         def call(tiles: Tiles = tiles) -> object:
@@ -35,7 +35,7 @@ def triton_products(layer: Linear, gelu: bool, tried: Sequence[Tiles] = TRIED) -
         name += ', specialised' * tiles.specialised + ', gelu' * gelu
         try:
             call()
-        except Exception as error:  # too much shared memory, for one
+        except Exception as error:  # for example too much shared memory
             print(f'{name}: {error!r}'[:200], file=sys.stderr)
         else:
             found[name] = call
@@ -44,7 +44,7 @@ def triton_products(layer: Linear, gelu: bool, tried: Sequence[Tiles] = TRIED) -
 
 def correct() -> Iterator[dict]:
     for name, (preset, counts) in presets().items():
-        # No whole number of tiles of any product.
+        # Not a whole number of tiles of any product.
         for kernel, error, limit in _errors(preset.width, preset.heads, counts[-1] + 8):
             yield {'preset': name, 'kernel': kernel, 'error': error, 'limit': limit, 'kept': error <= limit}
 
@@ -101,9 +101,8 @@ def _speeds(preset: str, linear: str, layer: Linear, ways: dict[str, Callable[[]
 
 
 def specialised() -> Iterator[dict]:
-    """A form of the product that no interpreter can try, since the compiler splits its work up: whether it is
-    right, and how fast. Apart from the others and last, for a mistake in there shows as a kernel that never
-    ends."""
+    """Check and time a form of the product that no interpreter can run, since the compiler specialises its warps.
+    Separate from the others and last, because a mistake in it shows as a kernel that never ends."""
     for name, (preset, counts) in presets().items():
         d = preset.width
         for tokens in counts[:2]:
@@ -139,7 +138,7 @@ def between() -> Iterator[dict]:
 
 
 def _between(d: int, heads: int, tokens: int, frames: int) -> dict[str, tuple[Callable[[], object], int]]:
-    """Calls, and how many bytes of each token have to be read or written."""
+    """Return calls, and how many bytes per token each has to read or write."""
     x, y, wide = normal(tokens, d), normal(tokens, d), normal(tokens, 4 * d)
     shift, scale, gate = normal(frames, 6 * d).chunk(6, -1)[:3]
     qkv, norms = normal(tokens, 3, heads, d // heads), torch.ones(2, d // heads, device=DEVICE)

@@ -1,4 +1,4 @@
-"""The FP8 benchmark's whole layers, compared with bfloat16 as it is and as torch compiles it."""
+"""Times the FP8 benchmark's whole layers against bfloat16, eager and compiled by torch."""
 from __future__ import annotations
 
 import copy
@@ -39,7 +39,7 @@ def layers() -> Iterator[dict]:
             x, cond = normal(1, frames, tokens // frames, preset.width), normal(1, frames, preset.width)
             angle = torch.rand(tokens, preset.head_dim // 2, device=DEVICE) * 6.28
             rotary = torch.stack([angle.cos(), angle.sin()])
-            # An FP8 block does the last addition of the one before, and leaves its own to the next one.
+            # An FP8 block does the last addition of the block before it, and leaves its own to the next one.
             unsummed = Unsummed(x, torch.zeros_like(x).flatten(0, 2), torch.zeros_like(cond).flatten(0, 1))
             with calibration(Model(blocks['fp8, fused, calibrated'])):
                 layer(blocks['fp8, fused, calibrated'], rotary)(unsummed, cond)
@@ -55,7 +55,7 @@ def layers() -> Iterator[dict]:
 
 
 def layer(block: Block, rotary: Tensor) -> Layer:
-    """As ``DiT.over_tiles`` runs a block that attends within frames."""
+    """Return a function that runs a block attending within frames, as ``DiT.over_tiles`` does."""
     def run(x: Tensor | Unsummed, cond: Tensor) -> Tensor | Unsummed:
         qkv, state = block.enter(x, cond, rotary)
         return block.leave(x, attend_within_frames(qkv), state)
@@ -63,12 +63,12 @@ def layer(block: Block, rotary: Tensor) -> Layer:
 
 
 def summed(x: Tensor | Unsummed) -> Tensor:
-    """In float32."""
+    """Return the sum in float32."""
     return x.float() if isinstance(x, Tensor) else add_rows(x.x.flatten(0, 2).float(), x.y, x.gate).view(x.shape)
 
 
 def plain_layer(block: Block, rotary: Tensor) -> Layer:
-    """The same with norm, rotation and attention in the open, for the compiler to see."""
+    """Return the same with norm, rotation and attention as plain operations, visible to the compiler."""
     def run(x: Tensor, cond: Tensor) -> Tensor:
         qkv, state = block.enter(x, cond)
         q, k, v = qkv.flatten(0, 1).permute(2, 0, 3, 1, 4).unbind(0)
@@ -80,7 +80,7 @@ def plain_layer(block: Block, rotary: Tensor) -> Layer:
 
 
 def graphed(call: Layer, x: Tensor | Unsummed, cond: Tensor) -> Callable[[], object]:
-    """A CUDA graph of the call, which is how the engine runs it."""
+    """Return the replay of a CUDA graph of the call, which is how the engine runs it."""
     if not GPU:
         return lambda: call(x, cond)
     side = torch.cuda.Stream()

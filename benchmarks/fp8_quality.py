@@ -1,12 +1,12 @@
-"""What FP8 layers do to a trained model's predictions, on a CPU, which computes exactly what FP8 products round.
+"""What FP8 layers do to a trained model's predictions, on a CPU, which reproduces the rounding of FP8 products exactly.
 
     python benchmarks/fp8_quality.py --json benchmarks/results/fp8_quality_tiny.json
 
-Freshly simulated drives. From a warm window two steps a chunk predict 0.4, 1 and 2 s under the executed actions,
-by the float32 network and by others of the same weights: bfloat16; FP8, with all that is no linear layer in
-bfloat16; FP8 with the MLP's middle rounded by a bound (``fused``) or by calibrated scales (from other drives); FP8
-with some linear layers left in bfloat16, as modulation is where nothing else is said. ``psnr_db`` is against the
-true images, ``change_db`` its difference to float32, paired, with a bootstrap interval over drives;
+Freshly simulated episodes. From a warm window two steps a chunk predict 0.4, 1 and 2 s under the executed actions,
+by the float32 network and by others of the same weights: bfloat16; FP8, with everything but the linear layers in
+bfloat16; FP8 with the MLP's middle rounded by a bound (``fused``) or by calibrated scales (from other episodes); FP8
+with some linear layers left in bfloat16, as modulation is unless stated otherwise. ``psnr_db`` is against the
+true images, ``change_db`` its difference to float32, paired, with a bootstrap interval over episodes;
 ``to_float32_db`` is the PSNR between the two predictions, and ``plan_error`` the mean difference between their
 commands for all goals, in m/s and rad/s.
 """
@@ -63,7 +63,7 @@ VARIANTS = (
 
 
 class Converted(nn.Module):
-    """A DiT whose layers may compute in another type, with results in float32; it remembers the last features."""
+    """A DiT whose layers may compute in another type, with results in float32; it keeps the last features."""
 
     def __init__(self, dit: DiT, dtype: torch.dtype):
         super().__init__()
@@ -77,7 +77,7 @@ class Converted(nn.Module):
 
 
 def predicted(model: Imagination, drives: list[Drive], ahead: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Images (drives, horizons, H, W, 3) so many frames ahead, their latents, and plans (drives, goals, K, A)."""
+    """Return images (drives, horizons, H, W, 3) so many frames ahead, their latents, and plans (drives, goals, K, A)."""
     frames, actions = (np.stack([getattr(drive, name) for drive in drives]) for name in ('frames', 'actions'))
     memory = model.observe(frames[:, :CONTEXT], actions[:, :CONTEXT], tuple(range(len(drives))))
     plans = model.model.action_head(model.model.dit.features[:, -1].float())
@@ -87,13 +87,13 @@ def predicted(model: Imagination, drives: list[Drive], ahead: list[int]) -> tupl
 
 
 def interval(changes: np.ndarray) -> list[float]:
-    """Of the mean over drives, 95 %."""
+    """Return the 95 % bootstrap interval of the mean over drives."""
     draws = np.random.default_rng(0).choice(changes, (2000, len(changes))).mean(1)
     return [round(float(q), 4) for q in np.quantile(draws, (0.025, 0.975))]
 
 
 def scores(pictures: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """PSNR (drives, horizons) in dB."""
+    """Return PSNR (drives, horizons) in dB."""
     return np.array([[psnr(a, b) for a, b in zip(*pair)] for pair in zip(pictures, others)])
 
 

@@ -1,10 +1,10 @@
-"""Fuzzes whatever takes bytes, messages or calls from outside: does anything crash, hang, or take memory without bounds?
+"""Fuzzes whatever takes bytes, messages or calls from outside: does anything crash, hang or exhaust memory?
 
     python benchmarks/fuzz.py --out benchmarks/results/fuzz.json
     python benchmarks/fuzz.py --target codec --target mcap --seconds 60
 
-The targets are in test/fuzzing. Each runs in a process of its own, by atheris (pip install -e '.[fuzz]') where it is
-installed, which follows what inputs reach, else by mutations alone. What crashes a target is kept in out/fuzz/TARGET;
+The targets are in test/fuzzing. Each runs in a process of its own, by atheris (pip install -e '.[fuzz]') if
+installed, which is guided by coverage, else by mutations alone. Inputs that crash a target are kept in out/fuzz/TARGET;
 ``--reproduce FILE`` runs such a file again. The exit code is 1 if there is any.
 """
 from __future__ import annotations
@@ -52,7 +52,7 @@ def main() -> int:
 
 
 def write(path: Path, row: dict) -> None:
-    """Put a row into a file of results; those of other targets, and of another engine, stay."""
+    """Put a row into a file of results; rows of other targets and other engines stay."""
     from worldmodel_ros.machine import machine, versions
     rows = json.loads(path.read_text())['rows'] if path.exists() else []
     rows = {(each['target'], each['engine']): each for each in [*rows, row]}
@@ -63,7 +63,7 @@ def write(path: Path, row: dict) -> None:
 
 
 def run(name: str, options: argparse.Namespace) -> dict:
-    """Return the row of a target, and print it."""
+    """Run a target; print and return its row."""
     guided = name in fuzzing.BYTES and harness.has_atheris() and not options.unguided
     row = {'command': command(),
            'engine': 'hypothesis' if name in fuzzing.STATES else 'atheris' if guided else 'mutations',

@@ -5,9 +5,9 @@
     python benchmarks/gateway.py --parts cost --seconds 5                  # some of it
 
 Engine (``worldmodel serve``), gateway and clients are processes of their own on one machine. A preset without shipped weights
-gets random ones: as fast, and knowing nothing. Rows: ``round_trip_ms`` at the client; ``gateway_ms`` of it, all that is not the
-engine's answer over the Unix socket; ``plain_ms``, what WebSockets alone take for as many bytes, in turn with it; ``refused``
-requests; of ``clients`` robots at --rate each, ``in_time``, the share of all that were due which were answered within
+gets random ones, which are as fast. Rows: ``round_trip_ms`` at the client; ``gateway_ms`` of it, everything but the engine's
+answer over the Unix socket; ``plain_ms``, what bare WebSockets take for as many bytes, measured in turn with it; ``refused``
+requests; of ``clients`` robots at --rate each, ``in_time``, the share of all due observations that were answered within
 --deadline ms. TLS needs the program openssl.
 """
 from __future__ import annotations
@@ -37,7 +37,7 @@ from result_file import ROOT, provenance, write_result
 PARTS = ('cost', 'clients', 'camera', 'full', 'pings', 'drop', 'hostile', 'memory')
 LARGE = (2, 224, 224, 3)  # two images of openpi's size: 301,056 bytes
 _ALONE = 20.0             # observations a second of one robot that has the engine alone
-_PLAN_BYTES = 400         # of an answer of openpi
+_PLAN_BYTES = 400         # of an openpi answer
 WARM_UP = 20              # requests that are not counted
 START = 300.0             # s, for a model to load and to be measured
 TOKEN, HOSTILE = 'benchmark', 'hostile'
@@ -75,13 +75,13 @@ def main() -> int:
             print(f'{part} ...', file=sys.stderr, flush=True)
             getattr(bench, part)()
             bench.result['load_average'] = os.getloadavg()
-            write_result(bench.result, options.json)  # after each part: what was measured is not lost
+            write_result(bench.result, options.json)  # after each part, so that its measurements are not lost
         write_result(bench.result, options.json, show=True)
     return 0
 
 
 class Bench:
-    """One method for each part; ``result`` grows."""
+    """One method per part; each adds to ``result``."""
 
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
         self.options, self.folder = options, folder
@@ -92,8 +92,8 @@ class Bench:
 
     def cost(self) -> None:
         """
-        One client, one request after the other: what the gateway adds; and, in turn with each, what WebSockets alone do, with a
-        server that only waits as long as the engine took, and takes and sends as many bytes.
+        Time one client, one request after the other: what the gateway adds; and, in turn, what bare WebSockets take, with a
+        server that only waits as long as the engine took, and receives and sends as many bytes.
         """
         for tls in (False, True):
             with self.engine(), self.gateway(tls) as url:
@@ -103,7 +103,7 @@ class Bench:
                         self.row(url, tls, [shape], _ALONE / 2, plain)
 
     def clients(self) -> None:
-        """So many robots on one engine, with phases of their own."""
+        """Run so many robots on one engine, with random phases."""
         with self.engine(sessions=max(self.options.clients)), self.gateway(False) as url:
             size = self.image_size(url)
             for count in self.options.clients:
@@ -114,7 +114,7 @@ class Bench:
             row['mean_to_alone'] = round(row['mean_ms'] / alone['mean_ms'], 3) if row['mean_ms'] else None
 
     def camera(self) -> None:
-        """A camera-controlled world, a chunk of the model a request."""
+        """Run a camera-controlled world, one chunk of the model per request."""
         for tls in (False, True):
             with self.engine(), self.gateway(tls) as url:
                 trips, costs, size, refused = asyncio.run(film(url, self.trust(url), self.options.seconds))
@@ -123,24 +123,24 @@ class Bench:
                                             'refused': refused, 'requests': len(trips)})
 
     def full(self) -> None:
-        """The engine has as many sessions as it takes: how soon is one more refused?"""
+        """Time the refusal of one session more than the engine takes."""
         with self.engine(sessions=2), self.gateway(False) as url:
             self.result['one_too_many_refused_ms'] = asyncio.run(one_too_many(url, self.image_size(url)))
 
     def pings(self) -> None:
-        """How soon pings are answered while the engine is busy with one long request."""
+        """Time the answers to pings while the engine is busy with one long request."""
         with self.engine(), self.gateway(False) as url:
             took, pings = asyncio.run(ping_while_busy(url))
         self.result['pings'] = {'engine_busy_s': round(took, 3), 'answered_ms': quantiles(pings), 'pings': len(pings)}
 
     def drop(self) -> None:
-        """A connection that is cut: how long until the next answer of the same session."""
+        """Time from a cut connection to the next answer of the same session."""
         with self.engine(), self.gateway(True) as url:
             gaps = asyncio.run(drop_often(url, self.trust(url), self.image_size(url), 20))
         self.result['reconnect_ms'] = {**quantiles(gaps), 'drops': len(gaps)}
 
     def hostile(self) -> None:
-        """A robot over TLS: alone, next to a process that connects without a token, and next to a hostile client."""
+        """Run a robot over TLS: alone, next to a process that connects without a token, and next to a hostile client."""
         found, hostile = {}, ('stranger', 'client')
         cores = sorted(os.sched_getaffinity(0))
         for kind in ('quiet', 'stranger', 'quiet again', 'client', 'quiet at last'):
@@ -171,7 +171,7 @@ class Bench:
         self.result['hostile'] = found
 
     def memory(self) -> None:
-        """Messages of 16 MiB, refused: what they cost the gateway, in resident memory at its peak."""
+        """Send messages of 16 MiB, which are refused, and record the growth of the gateway's peak resident memory."""
         with self.engine(), self.gateway(False) as url:
             def peak() -> int:
                 return int(re.search(r'VmHWM:\s+(\d+)', Path(f'/proc/{self.door.pid}/status').read_text())[1]) * 1024
@@ -191,7 +191,7 @@ class Bench:
 
     @contextmanager
     def engine(self, sessions: int = 8) -> Iterator[None]:
-        """Run ``worldmodel serve`` to the end of the block."""
+        """Run ``worldmodel serve`` until the end of the block."""
         self.server = process = _start(
             'serve', '--model', self.model, '--backend', self.options.backend, '--sessions', sessions, '--socket', self.socket,
             '--ticks', 0, '--questions', 0, '--session-directory', self.folder / 'sessions')
@@ -213,7 +213,7 @@ class Bench:
 
     @contextmanager
     def gateway(self, tls: bool, connects: float = 0.0, accounts: bool = False) -> Iterator[str]:
-        """Run ``worldmodel gateway`` to the end of the block; its URL."""
+        """Run ``worldmodel gateway`` until the end of the block; yield its URL."""
         arguments = ['--socket', self.socket, '--port', 0, '--connects', connects]
         arguments += ['--certificate', self.certificate[0], '--key', self.certificate[1]] if tls else []
         if accounts:
@@ -238,7 +238,7 @@ class Bench:
 
     @contextmanager
     def plain(self, tls: bool) -> Iterator[str]:
-        """Run ``serve_plainly`` to the end of the block; its URL."""
+        """Run ``serve_plainly`` until the end of the block; yield its URL."""
         process = subprocess.Popen([sys.executable, __file__, '--plain', *(self.certificate if tls else ())],
                                    stdout=subprocess.PIPE, text=True)
         try:
@@ -260,8 +260,8 @@ class Bench:
 async def drive(url: str, trust: ssl.SSLContext, shapes: list[tuple[int, ...]], rate: float, deadline: float, seconds: float,
                 plain: str = '') -> dict:
     """
-    Robots, each with an observation every period whatever became of the one before; what became of all of them. ``plain``: URL
-    of ``serve_plainly``, to which each sends one, too, after each answer.
+    Run robots, each with an observation every period whatever became of the one before; return a summary of all. ``plain``:
+    URL of ``serve_plainly``, to which each sends one, too, after each answer.
     """
     begin = time.monotonic() + 1.0
     phases = np.random.default_rng(1).uniform(0.0, 1.0 / rate, len(shapes))
@@ -279,7 +279,7 @@ async def drive(url: str, trust: ssl.SSLContext, shapes: list[tuple[int, ...]], 
 
 async def robot(url: str, trust: ssl.SSLContext, name: str, shape: tuple[int, ...], begin: float, rate: float, deadline: float,
                 seconds: float, plain: str) -> tuple:
-    """Round trips and what the gateway took of them [ms], refusals, how many were offered, tiers; round trips without it."""
+    """Return round trips and the gateway's part of them [ms], refusals, number offered, tiers, and round trips without it."""
     images = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     trips, costs, refused, tiers, alone, offered = [], [], [], [], [], 0
     async with _connected(url, trust) as connection, AsyncExitStack() as stack:
@@ -292,7 +292,7 @@ async def robot(url: str, trust: ssl.SSLContext, name: str, shape: tuple[int, ..
             due = begin + (step + WARM_UP) / rate
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             late = max(0.0, time.monotonic() - due)
-            if late > 1.0 / rate:  # the one before has taken its time: this one was offered, and cannot be sent any more
+            if late > 1.0 / rate:  # the one before took too long: this one was offered, but its time has passed
                 offered += step >= 0
                 continue
             message = {'observation/image': images[0], 'prompt': 'red', 'session_id': name, 'step_id': step + WARM_UP,
@@ -319,7 +319,7 @@ async def robot(url: str, trust: ssl.SSLContext, name: str, shape: tuple[int, ..
 
 
 async def serve_plainly(certificate: str = '', key: str = '') -> None:
-    """Answer each message by as many bytes as a plan has, after the wait [ms] that it begins with; prints the port."""
+    """Answer each message with as many bytes as a plan has, after the wait [ms] that it begins with; print the port."""
     from websockets.asyncio.server import ServerConnection, serve
 
     async def answer(connection: ServerConnection) -> None:
@@ -337,7 +337,7 @@ async def serve_plainly(certificate: str = '', key: str = '') -> None:
 
 
 async def exchange_plainly(connection, size: int, wait: float) -> float:
-    """The round trip [ms] of a message of so many bytes to ``serve_plainly``, without its wait [ms]."""
+    """Return the round trip [ms] of a message of ``size`` bytes to ``serve_plainly``, without its wait [ms]."""
     message, sent = struct.pack('d', wait) + bytes(size), time.monotonic()
     await connection.send(message)
     reply = await connection.recv()
@@ -345,7 +345,7 @@ async def exchange_plainly(connection, size: int, wait: float) -> float:
 
 
 async def film(url: str, trust: ssl.SSLContext, seconds: float) -> tuple[list, list, int, int]:
-    """Requests for a chunk of the model each, one after the other."""
+    """Request a chunk of the model at a time, one after the other."""
     trips, costs, refused, size = [], [], 0, 0
     async with _connected(url + CAMERA, trust) as connection:
         about = _decode(await connection.recv())
@@ -381,7 +381,7 @@ async def film(url: str, trust: ssl.SSLContext, seconds: float) -> tuple[list, l
 
 
 async def one_too_many(url: str, size: tuple[int, int]) -> float:
-    """How soon the third robot of two places is refused [ms]."""
+    """Return how soon the third robot is refused by an engine with two places [ms]."""
     connections = [await _connected(url, None) for _ in range(3)]
     try:
         for k, connection in enumerate(connections):
@@ -398,7 +398,7 @@ async def one_too_many(url: str, size: tuple[int, int]) -> float:
 
 
 async def ping_while_busy(url: str) -> tuple[float, list[float]]:
-    """How long one long request took the engine [s], and how soon pings were answered meanwhile [ms]."""
+    """Return how long one long request took the engine [s], and how soon pings were answered meanwhile [ms]."""
     async with _connected(url + CAMERA, None) as busy, _connected(url, None) as other:
         about = _decode(await busy.recv())
         await other.recv()
@@ -417,7 +417,7 @@ async def ping_while_busy(url: str) -> tuple[float, list[float]]:
 
 
 async def drop_often(url: str, trust: ssl.SSLContext, size: tuple[int, int], drops: int) -> list[float]:
-    """ms from the loss of a connection to the first answer of the same session over a new one."""
+    """Return ms from the loss of a connection to the first answer of the same session over a new one."""
     gaps, image = [], np.zeros((*size, 3), np.uint8)
     for step in range(drops + 1):
         lost = time.monotonic()
@@ -440,7 +440,7 @@ async def _once(url: str, size: tuple[int, int]) -> None:
 
 
 async def send_large(url: str, size: int, times: int) -> list[int]:
-    """Send messages that are too long; the codes with which the connection was closed."""
+    """Send messages that are too long; return the codes with which the connections were closed."""
     from websockets.exceptions import ConnectionClosed
     codes = set()
     for _ in range(times):
@@ -456,9 +456,9 @@ async def send_large(url: str, size: int, times: int) -> list[int]:
 
 def connect_always(url: str, rate: int) -> None:
     """
-    Open connections without a token, so many a second, until interrupted; print how many it were, and what they cost this side.
+    Open ``rate`` connections a second without a token until interrupted; print the rate reached and this side's cost.
 
-    Each says the first words of TLS, which make a server compute, and hangs up 50 ms later.
+    Each sends a TLS ClientHello, which makes a server compute, and hangs up 50 ms later.
     """
     host, port = re.search(r'//([^:]+):(\d+)', url).groups()
     print('ready', flush=True)
@@ -471,11 +471,11 @@ def connect_always(url: str, rate: int) -> None:
         for _ in range(min(int((now - begin) * rate) - attempts, 100)):
             each = socket.socket()
             each.setblocking(False)
-            each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))  # or ports run out
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))  # else ports run out
             each.bind(('127.0.0.2', 0))  # limits are by address
             each.connect_ex((host, int(port)))
             with suppress(OSError):
-                each.send(hello)  # a connection to this machine is there at once
+                each.send(hello)  # a connection to this machine is established at once
             waiting.append((now + 0.05, each))
             attempts += 1
         while waiting and waiting[0][0] < now:
@@ -487,8 +487,8 @@ def connect_always(url: str, rate: int) -> None:
 
 async def be_hostile(url: str, trust: ssl.SSLContext | None) -> None:
     """
-    A client with a token of its own that does what it can to the gateway, until interrupted: observations without an image,
-    damaged ones, messages that are too long, as fast as they are taken. Prints how many there were of each.
+    Attack the gateway as a client with a valid token of its own, until interrupted: observations without an image, damaged
+    ones, messages that are too long, as fast as they are accepted. Prints how many there were of each.
     """
     from websockets.exceptions import ConnectionClosed, InvalidHandshake
     print('ready', flush=True)
@@ -514,11 +514,11 @@ async def be_hostile(url: str, trust: ssl.SSLContext | None) -> None:
     print(json.dumps(counts), flush=True)
     for task in attacking:
         task.cancel()
-    os._exit(0)  # what is open is cut
+    os._exit(0)  # cut open connections
 
 
 def _client_hello() -> bytes:
-    """The first message of TLS 1.3, as a client sends it."""
+    """Return the first message of TLS 1.3, as a client sends it."""
     context, outgoing = ssl.create_default_context(), ssl.MemoryBIO()
     secured = context.wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname='x')
     try:
@@ -529,7 +529,7 @@ def _client_hello() -> bytes:
 
 
 def quantiles(values: list[float]) -> dict[str, float] | None:
-    """p50 and p99 [ms]."""
+    """Return p50 and p99 [ms]."""
     return {name: round(float(np.quantile(values, q)), 3) for name, q in (('p50', 0.5), ('p99', 0.99))} if values else None
 
 
@@ -556,7 +556,7 @@ def _start(*arguments: object, **options: object) -> subprocess.Popen:
 
 
 def _model(name: str, folder: Path) -> str:
-    """A model that ``worldmodel serve`` takes: of a preset without shipped weights, a folder with random ones."""
+    """Return a model for ``worldmodel serve``: for a preset without shipped weights, a folder with random ones."""
     from worldmodel_ros.model.presets import PRESETS
     if name not in PRESETS or (ROOT / 'worldmodel_ros' / 'weights' / name).is_dir():
         return name
@@ -571,7 +571,7 @@ def _model(name: str, folder: Path) -> str:
 
 
 def _give_way() -> None:
-    """Have this process wait for all others of the benchmark: its own work would be another machine's."""
+    """Yield to all other processes of the benchmark: in use, this load would be another machine's."""
     if os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR):
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     else:
@@ -579,19 +579,19 @@ def _give_way() -> None:
 
 
 def _pin(pid: int, cores: list[int]) -> None:
-    """Have all threads of a process run on these cores."""
+    """Pin all threads of a process to these cores."""
     for thread in Path(f'/proc/{pid}/task').iterdir():
         os.sched_setaffinity(int(thread.name), cores)
 
 
 def _cpu(pid: int) -> float:
-    """Time of processors that a process has had [s]."""
+    """Return the CPU time of a process [s]."""
     fields = Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf('SC_CLK_TCK')
 
 
 def _certificate(folder: Path) -> tuple[Path, Path]:
-    """A certificate of this machine for a day, signed by itself, and its key."""
+    """Return a self-signed certificate of this machine, valid for a day, and its key."""
     files = folder / 'host.pem', folder / 'host.key'
     subprocess.run(['openssl', 'req', '-x509', '-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:prime256v1', '-nodes', '-days',
                     '1', '-subj', '/CN=127.0.0.1', '-addext', 'subjectAltName=IP:127.0.0.1', '-keyout', files[1], '-out',

@@ -1,4 +1,4 @@
-"""Another program on the same GPU: large matrix products one after the other, for as long as its parent lives.
+"""Another program on the same GPU: large matrix products, one after the other, for as long as its parent lives.
 
     python benchmarks/gpu_load.py --share 0.5
 """

@@ -3,8 +3,8 @@
     python benchmarks/kernel_correctness.py --json benchmarks/results/kernel_correctness_<gpu>.json
 
 Prints, for each case, the error (root mean square, relative; of written pages, the share of elements that differ from
-the definition's), the limit it must keep, and the kernel's time in passing: median of a few runs, nothing tuned. Ends
-with 1 if a limit is broken. Memory that results go to is filled with NaN before.
+the definition's), its limit, and the kernel's time as a by-product: median of a few runs, nothing tuned. Exits
+with 1 if a limit is exceeded. Output memory is filled with NaN beforehand.
 """
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ from worldmodel_ros.machine import machine, versions
 
 HEADS, FRAMES, TOKENS, DIM, PAGES = 24, 4, 256, 128, 96
 REPEATS = 50  # of a kernel that is too short to be timed alone
-# What rounding queries and probabilities to the type of the matrix products may cost. e4m3 has an error of 2.6 %; that
-# of the queries counts as often as the logits are wide, here with a standard deviation of about 2.5.
+# Error allowed for rounding queries and probabilities to the input type of the matrix products. e4m3 has an error of 2.6 %;
+# that of the queries is scaled by the spread of the logits, here with a standard deviation of about 2.5.
 BF16_LIMIT, FP8_LIMIT = 0.006, 0.07
-# Of elements that may differ where sums in another order may round a value to its other neighbour, and where only two
-# exponents of a block can be equally good; more often so where an FP8 page is rounded again, whose values are few.
+# Share of elements that may differ where another order of summation rounds a value to its other neighbour, and where two
+# exponents of a block are equally good; more often where an FP8 page, which has few values, is rounded again.
 REORDERED, EQUALLY_GOOD = 0.002, 2e-4
-# Of pages read back: of FP4, a neighbour may be a third off.
+# Error of pages read back: in FP4, a neighbour may be a third off.
 READ_BACK = 0.01
 MIXTURES = (('bf16',), ('fp8',), ('fp4',), ('fp8', 'fp4'), ('bf16', 'fp8', 'fp4'))
 LISTS = {'one page': [1] * 16, '16 pages': [16] * 16, 'odd': [0, 1, 3, 7, 2, 0, 13, 5], 'nothing': [0, 0]}
@@ -66,7 +66,7 @@ class Check:
 
 
 def milliseconds(call: Callable[[], object], runs: int = 5) -> float:
-    """Median of a few runs, after the one that compiled."""
+    """Return the median of a few runs, after the one that compiled."""
     times = []
     for _ in range(runs):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -79,7 +79,7 @@ def milliseconds(call: Callable[[], object], runs: int = 5) -> float:
 
 
 def fresh(call: Callable[[], object]) -> object:
-    """The call's result; the memory that it is given is full of NaN."""
+    """Return the call's result; the memory that it allocates is full of NaN."""
     torch.cuda.empty_cache()
     block = torch.full((2 ** 29,), float('nan'), device='cuda')
     del block
@@ -104,7 +104,7 @@ def attention(generator: torch.Generator, rng: np.random.Generator) -> Iterator[
 
 
 def by_frame(generator: torch.Generator, rng: np.random.Generator) -> Iterator[Check]:
-    """Tokens that come, and results that go, frame by frame instead of tile by tile: bit for bit the same."""
+    """Check inputs and outputs laid out frame by frame instead of tile by tile: bit for bit the same."""
     tiles, order = 16, (FRAMES, 16)
     pools = [random_pool(generator, Precision(p), PAGES, HEADS, TOKENS, DIM) for p in ('bf16', 'fp8')]
 
@@ -137,8 +137,8 @@ def by_frame(generator: torch.Generator, rng: np.random.Generator) -> Iterator[C
 
 
 def in_parts(generator: torch.Generator, rng: np.random.Generator) -> Iterator[Check]:
-    """Few queries over pages in bf16, whose lists are split; at the shapes of ``base``, of a chunk, of one frame, and of
-    frames that are committed together while the window fills."""
+    """Check few queries over pages in bf16, whose lists are split; at the shapes of ``base``, for a chunk, for one frame, and
+    for frames that are committed together while the window fills."""
     heads = 8
     pool = random_pool(generator, Precision.BF16, PAGES, heads, TOKENS, DIM)
     for name, queries, counts, parts in (('a chunk', 4 * TOKENS, [20], 2), ('a frame', TOKENS, [17], 6),
@@ -156,7 +156,7 @@ def in_parts(generator: torch.Generator, rng: np.random.Generator) -> Iterator[C
 
 
 def gelu_in_product(generator: torch.Generator, rng: np.random.Generator) -> Iterator[Check]:
-    """Products that compute GELU, of the chunk of ``base`` and of fewer rows, and the same in two kernels, for their time."""
+    """Check products with fused GELU, for the chunk of ``base`` and fewer rows, and time the same in two kernels."""
     width = 1024
     weight = random_tensor(generator, 4 * width, width, dtype=torch.bfloat16) / width ** 0.5
     bias = random_tensor(generator, 4 * width, dtype=torch.bfloat16)
@@ -176,7 +176,7 @@ def gelu_in_product(generator: torch.Generator, rng: np.random.Generator) -> Ite
 
 
 def captured(call: Callable[[], object]) -> torch.cuda.CUDAGraph:
-    """REPEATS calls, so that their time is the device's."""
+    """Return a graph of REPEATS calls, so that their time is the device's."""
     call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -225,7 +225,7 @@ def page_writing(generator: torch.Generator, rng: np.random.Generator) -> Iterat
 
 
 def different(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Share of elements whose bits differ."""
+    """Return the share of elements whose bits differ."""
     bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[a.element_size()]
     return float((a.view(bits) != b.view(bits)).double().mean())
 

@@ -1,4 +1,4 @@
-"""Kills the model's process while it drives, again and again: how long until the robot is told to stop?
+"""Kills the model's process while it drives, repeatedly: how long until the robot is told to stop?
 
     python benchmarks/kill_latency.py --kills 60 --json benchmarks/results/kill_latency_<machine>.json
 

@@ -1,12 +1,12 @@
 """
-What it takes a session to come from a store, to tick once and to leave again, part by part; and whom that keeps waiting.
+The cost for a session to come from a store, tick once and leave again, part by part; and what it delays meanwhile.
 
     python benchmarks/leave_and_come.py --model base --random-weights --rounds 5 --json FILE
 
-A real session of a real model, whose window is full. *Come*: ``read`` (from the store, checked), ``room`` (its pages),
-``fill`` (these), ``restore``. *Leave*: ``capture``, ``copy`` (from its pages), ``write``. No other session has its slabs: all
-of them are read. Meanwhile a thread that sleeps 0.5 ms at a time tells by how much it was late: by Python's lock and, where
-cores are few, by the machine. On a GPU each part ends when the device has done it.
+A real session of a real model, whose window is full. *Come*: ``read`` (from the store, checked), ``room`` (get its pages),
+``fill`` (write them), ``restore``. *Leave*: ``capture``, ``copy`` (from its pages), ``write``. No other session has its slabs:
+all of them are read. Meanwhile a thread that sleeps 0.5 ms at a time reports by how much it was late: because of the GIL and,
+where cores are few, because of the machine. On a GPU each part ends when the device has done it.
 """
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from worldmodel_ros.engine.loading import load_random
 from worldmodel_ros.engine.session_store import Manifest, SessionLog, StoredSession
 
 NAP = 0.0005       # s
-SWITCH = 0.0005    # s, after which a thread that runs Python gives way, as in a service
+SWITCH = 0.0005    # s, the interpreter's switch interval, as in a service
 MODELS = {False: load, True: load_random}
 
 
@@ -41,7 +41,7 @@ class Watch:
 
     def __init__(self) -> None:
         self.seconds: dict[str, list[float]] = defaultdict(list)
-        self.late: dict[str, list[float]] = defaultdict(list)  # the latest wake-up of each time
+        self.late: dict[str, list[float]] = defaultdict(list)  # the latest wake-up during each
         self._part, self._latest, self._over = '', 0.0, False
         self._thread = threading.Thread(target=self._nap)
         self._thread.start()
@@ -55,30 +55,30 @@ class Watch:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Time what is done meanwhile."""
+        """Time the body of the block."""
         self._latest, self._part, begun = 0.0, name, time.perf_counter()
         yield
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         self.seconds[name].append(time.perf_counter() - begun)
-        time.sleep(2 * NAP)  # who was kept waiting tells
+        time.sleep(2 * NAP)  # so that a delayed thread reports
         self._part = ''
         self.late[name].append(self._latest)
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._over = True
         self._thread.join()
 
     def summary(self) -> dict[str, dict[str, float]]:
-        """Median and most of each part and of the lateness meanwhile, ms."""
+        """Return the median and maximum of each part and of the lateness meanwhile, ms."""
         def of(values: list[float]) -> list[float]:
             return [round(float(np.median(values)) * 1e3, 2), round(max(values) * 1e3, 2)]
         return {name: {'ms': of(times), 'late_ms': of(self.late[name])} for name, times in self.seconds.items()}
 
 
 def come_and_leave(engine, store, rounds: int) -> dict:
-    """One row: a store."""
+    """Return the row of a store."""
     rng = np.random.default_rng(0)
 
     def tick(session) -> None:
@@ -100,7 +100,7 @@ def come_and_leave(engine, store, rounds: int) -> dict:
     for _ in range(engine.spec.window_frames + 1):
         tick(session)
     first = Watch()
-    manifest = leave(session, first)  # all of it is stored: another case
+    manifest = leave(session, first)  # it stores everything, unlike later rounds
     first.close()
     watch, stored = Watch(), []
     for _ in range(rounds):

@@ -1,10 +1,10 @@
-"""Whether a scene forecast that is trained on longer clips knows better what it does not see, and crosses more streets by it.
+"""Whether a scene forecast trained on longer clips knows better what it does not see, and crosses more streets because of it.
 
     python benchmarks/longer_memory.py --out out/memory --train 480 --seeds 3280000:3280200 --json longer_memory.json
 
-In one call: the errors of the shipped weights by how long a shuttle was not seen, the training that goes on from them, with
-episodes in which the robot looks away, the errors after it, the paired rooms of both by one round of candidates, and the AUC of
-contact of both. What a limit of time cuts off is absent from the result.
+In one call: the errors of the shipped weights by how long a shuttle was not seen, training that continues from them, with
+episodes in which the robot looks away, the errors after it, the paired rooms of both with one round of candidates, and the AUC
+of contact of both. Whatever a time limit cuts off is absent from the result.
 """
 import argparse
 import json
@@ -22,12 +22,12 @@ from worldmodel_ros.evaluate.quality.seeds import parse_seeds
 
 SHIPPED = 'tiny'
 CLIP = 72       # frames: 7.2 s, where the shipped weights had 4
-FIRST = 300000  # seed of the episodes; the shipped weights were trained on those before
-JUDGING = 192   # episodes that errors are taken on
+FIRST = 300000  # seed of the episodes; the shipped weights were trained on lower ones
+JUDGING = 192   # episodes that errors are measured on
 
 
 def call(*arguments: str, seconds: float) -> str | None:
-    """Standard output of a Python program; None: it was not over in time, or failed, which it says itself."""
+    """Return the standard output of a Python program; None if it timed out, or failed, which it reports itself."""
     begun = time.monotonic()
     try:
         done = subprocess.run([sys.executable, *arguments], stdout=subprocess.PIPE, timeout=seconds, text=True, cwd=ROOT,
@@ -40,7 +40,7 @@ def call(*arguments: str, seconds: float) -> str | None:
 
 
 def train(out: Path, seconds: float, simulate: float, episodes: int, chosen: argparse.Namespace) -> dict | None:
-    """Go on from the shipped weights for so long; return what the training tells, its errors among it."""
+    """Continue training from the shipped weights for ``seconds``; return what the training reports, including its errors."""
     told = call('-m', 'worldmodel_ros.train.scene.run', '--resume', str(forecast_folder(SHIPPED)), '--out', str(out),
                 '--seconds', str(seconds), '--simulate', str(simulate), '--episodes', str(episodes), '--first-seed', str(FIRST),
                 '--begin', str(min(episodes, chosen.begin) if seconds else chosen.judging), '--clip', str(CLIP),
@@ -51,7 +51,7 @@ def train(out: Path, seconds: float, simulate: float, episodes: int, chosen: arg
 
 
 def crossed(out: Path, forecasts: dict[str, str], chosen: argparse.Namespace) -> dict:
-    """Success by task of each forecast, on rooms that both have driven."""
+    """Return success by task of each forecast, in rooms that both have driven."""
     rooms: dict[str, dict[tuple[str, int], bool]] = {name: {} for name in forecasts}
     for name, folder in forecasts.items():
         file = out / f'{name}.jsonl'
@@ -71,7 +71,7 @@ def crossed(out: Path, forecasts: dict[str, str], chosen: argparse.Namespace) ->
 
 
 def contacts(out: Path, forecasts: dict[str, str], chosen: argparse.Namespace) -> dict:
-    """AUC of contact by forecast, as predicted_contacts.json has it."""
+    """Return AUC of contact by forecast, as in predicted_contacts.json."""
     found = {}
     for name, folder in forecasts.items():
         file = out / f'{name}_contacts.json'

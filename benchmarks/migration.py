@@ -4,12 +4,12 @@ Moves sessions between two servers while their robots drive, a thousand times, a
     python benchmarks/migration.py --moves 1000 --robots 4 --period 0.1 --json FILE
 
 Two processes of ``worldmodel serve`` with one store; with ``--hosts`` each behind a gateway of its own, at two addresses of the
-loopback device, by mutual TLS, and the store is the first one's. Robots tick with real frames over the real protocol. Each has
-a twin in this process: a session of the same model that sees the same frames and is never moved. What a robot is answered
-must be what its twin would do, bit for bit. On a GPU, where each process chooses its kernels by measurement, it must be that
+loopback device, over mutual TLS, and the store is the first one's. Robots tick with real frames over the real protocol. Each
+has a twin in this process: a session of the same model that sees the same frames and is never moved. A robot's answers must
+equal its twin's, bit for bit. On a GPU, where each process chooses its kernels by measurement, they must be equal
 within ``--tolerance``, and the control is how far plans are from the twin's where no session moved. Every ``--abort``-th move
-goes to a server that is not there, and must leave the session where it is. ``held_parts_ms``: what robots were held for, the
-source's checkpoint (capture, copy, write), then the target's taking over (read, open, fill, adopt, claim). On a GPU a slab is
+goes to a server that does not exist, and must leave the session where it is. ``held_parts_ms``: what robots were held for, the
+source's checkpoint (capture, copy, write), then the target's takeover (read, open, fill, adopt, claim). On a GPU a slab is
 copied as it is captured, and filled as it is adopted.
 """
 from __future__ import annotations
@@ -43,7 +43,7 @@ TICK = 0.1  # s, of the shipped models
 
 
 def quantiles(values: list[float], scale: float = 1e3) -> dict[str, float]:
-    """Median and high quantiles, in ms of s."""
+    """Return the median and high quantiles, in ms, of values in s."""
     if not values:
         return {}
     array = np.asarray(values) * scale
@@ -51,7 +51,7 @@ def quantiles(values: list[float], scale: float = 1e3) -> dict[str, float]:
 
 
 class Driver(threading.Thread):
-    """A robot that ticks every ``period`` s, and what became of its ticks."""
+    """A robot that ticks every ``period`` s, and the outcomes of its ticks."""
 
     def __init__(self, number: int, server: Path, period: float, engine, stop: threading.Event,
                  files: tuple[str, str, str], tolerance: float, twins: AbstractContextManager) -> None:
@@ -59,9 +59,9 @@ class Driver(threading.Thread):
         super().__init__(daemon=True)
         self.robot = Robot(number, server, engine, files=files)
         self._period, self._over, self._tolerance, self._twins = period, stop, tolerance, twins
-        self.largest: dict[str, float] = {}  # what is answered, and how far it was from the twin's at most
-        self.answered: list[float] = []   # s, of ticks that the session did not move in
-        self.moved: list[float] = []      # s, of those that it did
+        self.largest: dict[str, float] = {}  # largest difference from the twin, by part of the answer
+        self.answered: list[float] = []   # s, of ticks during which the session did not move
+        self.moved: list[float] = []      # s, of those during which it did
         self.counts: Counter[str] = Counter()
         self.error: BaseException | None = None
         self._generation = self.robot.generation
@@ -80,12 +80,12 @@ class Driver(threading.Thread):
         robot = self.robot
         elsewhere = robot.generation != self._generation  # since the last tick
         self._generation = robot.generation
-        answer = robot.tick(due=600.0, shown=elsewhere, patience=120.0)  # whatever else the machine does, nothing is refused
+        answer = robot.tick(due=600.0, shown=elsewhere, patience=120.0)  # no tick is refused, however busy the machine
         self.counts['ticks'] += 1
         self.counts['refused'] += answer.tier is Tier.NONE
         if answer.moves:
             self.moved.append(answer.seconds)
-        elif not elsewhere:  # then it waited for the pictures, too
+        elif not elsewhere:  # else it waited for the images, too
             self.answered.append(answer.seconds)
         with self._twins:
             self._compare(answer, elsewhere)
@@ -155,7 +155,7 @@ def main() -> int:
         try:
             paths = [server.wait().path for server in servers]
             files = hosts[0].files if hosts else ('', '', '')
-            # Graphs of a GPU are captured and started by one thread at a time.
+            # CUDA graphs must be captured and launched by one thread at a time.
             twins = nullcontext() if engine.backend.name.startswith('onnx') else threading.Lock()
             drivers = [Driver(number, paths[number % 2], options.period, engine, stop, files, options.tolerance, twins)
                        for number in range(options.robots)]
@@ -199,32 +199,32 @@ def write_random(preset: str, folder: Path) -> None:
 
 
 def served(options) -> tuple[str, ...]:
-    """What ``worldmodel serve`` is told of the model, and of its memory for sessions."""
+    """Return the options of ``worldmodel serve`` for the model and its memory for sessions."""
     memory = ('--store-memory-mb', str(options.store_memory_mb)) if options.store_memory_mb else ()
     return '--model', options.model, '--backend', options.backend, *memory
 
 
 @dataclass(frozen=True)
 class Place:
-    """A server, and by which address sessions are moved there."""
+    """A server, and the address at which sessions are moved there."""
 
     server: ServerProcess
     address: str
 
     def has(self, robot: Robot) -> bool:
-        """Whether the robot is connected here."""
+        """Return whether the robot is connected here."""
         return str(robot.server) in (self.address, str(self.server.path))
 
 
 def two_hosts(options, folder: Path) -> list[Host]:
-    """Two servers behind gateways of their own; the first one keeps the store."""
+    """Start two servers behind gateways of their own; the first one keeps the store."""
     fleet, arguments = FleetFiles(folder), (options.robots + 1, served(options), options.priority)
     first = Host(fleet, 'a', '127.0.0.1', '', *arguments)
     return [first, Host(fleet, 'b', '127.0.0.2', first.url, *arguments)]
 
 
 def play(options, places: list[Place], drivers: list[Driver], folder: str) -> dict:
-    """Move the sessions in turn, until enough have been."""
+    """Move the sessions in turn, until there were enough moves."""
     took, counts, reasons = [], Counter(), Counter()
     start, turn = time.monotonic(), 0
     while counts['moves'] < options.moves and not any(driver.error for driver in drivers) \
@@ -260,7 +260,7 @@ def play(options, places: list[Place], drivers: list[Driver], folder: str) -> di
 
 
 def judged(options, drivers: list[Driver], store: FileStore, result: dict) -> dict:
-    """What the robots saw of it."""
+    """Summarise what the robots saw of it."""
     counts = sum((driver.counts for driver in drivers), Counter())
     plain = [seconds for driver in drivers for seconds in driver.answered]
     moved = [seconds for driver in drivers for seconds in driver.moved]
@@ -280,12 +280,12 @@ def judged(options, drivers: list[Driver], store: FileStore, result: dict) -> di
 
 
 def held(servers: list[ServerProcess], after: str) -> dict[str, float]:
-    """For how long sessions were held, by what the servers' logs say after these words."""
+    """Return for how long sessions were held: the times after these words in the servers' logs."""
     return quantiles(held_times(servers, after))
 
 
 def parts(servers: list[ServerProcess], after: str) -> dict[str, dict[str, float]]:
-    """Of what robots were held for, how long each part took, by the ends of the servers' lines that have these words."""
+    """Return how long each part of a hold took, from the ends of the log lines that contain these words."""
     found: dict[str, list[float]] = {}
     for server in servers:
         for line in server.log().splitlines():
@@ -296,7 +296,7 @@ def parts(servers: list[ServerProcess], after: str) -> dict[str, dict[str, float
 
 
 def held_times(servers: list[ServerProcess], after: str) -> list[float]:
-    """Of each move, in s."""
+    """Return the times of all moves, in s."""
     return [float(line.split(after)[1].split()[0]) / 1e3
             for server in servers for line in server.log().splitlines() if 'its robot was held for' in line]
 

@@ -8,10 +8,10 @@ Robots tick at the model's rate with random phases. A reply is due 50 ms after t
 what is not the service's (camera, transport, gate). The policies get the same load: fifo and edf serve everything at
 its best tier, however late; edf_ladder refuses at arrival what cannot be in time, and serves the rest at a tier that
 can.
-The same run measures what what-if branches cost, and batches of mixed denoising steps against batches of equal ones:
-first, since they are short. Every row is written as it comes, what fails is noted and does not keep the rest from being
-measured, nothing is begun that would end after --limit, and the plot comes next to the JSON file at the end. The
-generator is a light thread of the service's process; its own lateness, and for how long admission kept it, are in every
+The same run measures the cost of what-if branches, and batches of mixed denoising steps against batches of equal ones:
+first, since they are short. Every row is written as it comes, failures are noted and do not stop the other
+measurements, nothing is begun that would end after --limit, and the plot is written next to the JSON file at the end. The
+generator is a light thread of the service's process; its own lateness, and for how long admission blocked it, are in every
 row. The step table that was measured first is for the fleet simulation.
 """
 from __future__ import annotations
@@ -37,16 +37,16 @@ from worldmodel_ros.serving.scheduler import EDF, EDF_LADDER, FIFO, Policy, Step
 from worldmodel_ros.serving.service.service import Service, ServiceSettings
 
 POLICIES = {'fifo': FIFO, 'edf': EDF, 'edf_ladder': EDF_LADDER}
-LOADS = (0.0, 0.4, 0.6, 0.8, 1.0, 1.25, 1.6, 2.0)  # of what two steps for every tick would need; one robot at least
+LOADS = (0.0, 0.4, 0.6, 0.8, 1.0, 1.25, 1.6, 2.0)  # of the load of two steps for every tick; one robot at least
 MIXED_LOADS = (0.6, 0.8, 1.0)
 BRANCHES, BRANCH_STEPS = 16, 8
 EPISODES, FRAMES = 6, 60
-OVERHEAD = WARM_UP + LAST_REPLIES + 0.5  # s of each level that nothing is counted in
+OVERHEAD = WARM_UP + LAST_REPLIES + 0.5  # s of each level that are not measured
 PARTS = ('what_if', 'mixed', 'curve')
 
 
 class Bench:
-    """The engines, the drives and the result so far."""
+    """The engines, the episodes and the result so far."""
 
     def __init__(self, options: argparse.Namespace):
         self.options = options
@@ -67,7 +67,7 @@ class Bench:
 
     @property
     def took(self) -> float:
-        """Seconds so far."""
+        """Return the seconds so far."""
         return time.monotonic() - self._begun
 
     @property
@@ -75,15 +75,15 @@ class Bench:
         return round(1.0 / self.engine.spec.step_period, 3)
 
     def service(self, policy: Policy, smaller: bool = True) -> Service:
-        """``smaller``: with the tier of that name, if any. All share one step table, which is kept up to date, as that
-        of a server that has been running for a while."""
+        """``smaller``: with the tier of that name, if any. All services share one step table, kept up to date like that
+        of a long-running server."""
         service = Service(self.engine, self.smaller if smaller else None,
                           ServiceSettings(policy=policy, priority=self.options.priority), table=self.table)
         service.start()
         return service
 
     def calibrate(self) -> None:
-        """Measures the step times, once for all that follows."""
+        """Measure the step times, once for all that follows."""
         start = time.monotonic()
         service = self.service(EDF_LADDER)
         service.stop()
@@ -97,7 +97,7 @@ class Bench:
             self.table.save(path, machine=device, preset=self.engine.spec.name)
 
     def capacity(self) -> float:
-        """Sessions that two steps for every tick would keep the device busy with, in the best batches."""
+        """Return how many sessions keep the device busy with two steps for every tick, in the best batches."""
         def rate(part: str) -> float:
             network = f'{self.engine.spec.name}/{part}'
             return max(size / self.table.typical(network, size) for size in range(1, self.table.largest(network) + 1))
@@ -108,7 +108,7 @@ class Bench:
 
     def level(self, policy: Policy, sessions: int, seed: int, seconds: float, *, smaller: bool = True,
               apart: bool = False, meanwhile: Callable[[Service, Load], Callable] | None = None) -> dict:
-        """One row: a load on a service of its own, so that all begin alike. ``meanwhile``: see Load.run."""
+        """Return a row: a load on a service of its own, so that all begin alike. ``meanwhile``: see Load.run."""
         service = self.service(policy, smaller)
         try:
             robots = Load(service, self.drives, self.times, self.options.priority and self.options.priority + 1)
@@ -119,12 +119,12 @@ class Bench:
             service.stop()
 
     def measure(self, name: str, seconds: float, measured: Callable[[], dict]) -> dict | None:
-        """A result that takes about so long [s], written at once; None, and the reason noted, where there is none."""
+        """Return a result that takes about ``seconds``; None, with the reason noted, if there is none."""
         reason = f'would end after --limit {self.options.limit:g} s'
         if self.took + seconds <= self.options.limit:
             try:
                 return measured()
-            except Exception as error:  # the others are worth having
+            except Exception as error:  # keep measuring the others
                 reason = f'{type(error).__name__}: {error}'
         print(f'{name}: {reason}', file=sys.stderr, flush=True)
         self.result['not_measured'].append({'what': name, 'reason': reason})
@@ -156,7 +156,7 @@ class Bench:
                     self.note(self.result['mixed_steps'][-1])
 
     def what_if(self) -> None:
-        """Ticks with branches asked all the time and without, and the time of branches while nothing else runs."""
+        """Measure ticks with and without branches asked all the time, and the time of branches while nothing else runs."""
         seconds = 2.0 * self.options.seconds
         sessions = min(max(1, round(0.4 * self.capacity())), self.options.max_sessions)
         answers, result = [], self.result['what_if']
@@ -185,7 +185,7 @@ class Bench:
         self.save()
 
     def branches_alone(self) -> dict:
-        """Seconds of a question with one branch and with many, without ticks."""
+        """Return seconds of a question with one branch and with many, without ticks."""
         service = self.service(EDF_LADDER)
         try:
             robots = Load(service, self.drives, Times(budget=5.0, jitter=0.0))
@@ -205,7 +205,7 @@ class Bench:
             service.stop()
 
     def note(self, measured: dict) -> None:
-        """Something new is in the result."""
+        """Print and save a new part of the result."""
         print(json.dumps(measured), file=sys.stderr, flush=True)
         self.save()
 

@@ -1,7 +1,7 @@
-"""A load of robots for a service in real time: periodic ticks of filmed drives, and what became of each of them.
+"""A load of robots for a service in real time: periodic ticks of recorded episodes, and their outcomes.
 
-The generator is one light thread of the service's process: it sleeps, hands over frames that were rendered before, and
-notes the replies; how late it was itself is a part of the result.
+The generator is one light thread of the service's process: it sleeps, submits frames that were rendered before, and
+notes the replies; its own lateness is part of the result.
 """
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from worldmodel_ros.serving.service.service import Service
 
 FIRST_SEED = 3_500_000
 WARM_UP = 1.0  # s of each level that are not counted: windows fill, the ladder settles
-LAST_REPLIES = 0.4  # s that are waited after the last tick: what has not come by then is late by far
+LAST_REPLIES = 0.4  # s to wait after the last tick; later replies are far too late
 
 
 @dataclass(frozen=True)
 class Times:
-    """``budget``: camera stamp to robot; ``allowance``: what of it is not the service's; ``jitter``: standard deviation of
-    the time of a tick, of which no more than three are drawn. All in s."""
+    """``budget``: camera stamp to robot; ``allowance``: the part of it outside the service; ``jitter``: standard deviation of
+    the time of a tick, clipped at three of them. All in s."""
 
     budget: float = 0.050
     allowance: float = 0.015
@@ -35,7 +35,7 @@ class Times:
 
 @dataclass
 class Offered:
-    """One tick, and what became of it: ``due`` and ``finish`` are steady times."""
+    """One tick and its outcome: ``due`` and ``finish`` are steady times."""
 
     arrival: float
     due: float
@@ -51,7 +51,7 @@ class Robot:
     def __init__(self, phase: float, frames: np.ndarray, actions: np.ndarray, goal: str):
         self.phase, self.frames, self.actions, self.goal = phase, frames, actions, goal
         self.ticks: list[Offered] = []
-        self.arriving: tuple[int, int] | None = None  # thread and number of the tick that is being handed over
+        self.arriving: tuple[int, int] | None = None  # thread and number of the tick being submitted
         self.failures: list[str] = []
 
     def replied(self, reply: Reply) -> None:
@@ -75,14 +75,14 @@ class Load:
     service: Service
     drives: dict[str, np.ndarray]
     times: Times = field(default_factory=Times)
-    priority: int = 0  # of the thread that generates it, under SCHED_FIFO
+    priority: int = 0  # of the generating thread, under SCHED_FIFO
     robots: list[Robot] = field(default_factory=list)
     sessions: list[int] = field(default_factory=list)
     lateness: list[float] = field(default_factory=list)  # of this generator, s
-    admission: list[float] = field(default_factory=list)  # s that the service kept it for
+    admission: list[float] = field(default_factory=list)  # s that the service blocked it
 
     def open(self, count: int, seed: int, apart: bool = False) -> None:
-        """So many robots; the same seed gives the same drives and phases. ``apart``: phases at even distances."""
+        """Open ``count`` robots; the same seed gives the same episodes and phases. ``apart``: evenly spaced phases."""
         rng, spec = np.random.default_rng(seed), self.service.spec
         for index in range(count):
             frames, actions = (self.drives[name][index % len(self.drives[name])] for name in ('frames', 'actions'))
@@ -93,7 +93,7 @@ class Load:
             self.sessions.append(self.service.open(self.robots[-1], seed=index))
 
     def run(self, seconds: float, seed: int, meanwhile=None) -> None:
-        """Offers ticks for so long, after WARM_UP. ``meanwhile`` is called between ticks, and must return at once."""
+        """Submit ticks for ``seconds``, after WARM_UP. ``meanwhile`` is called between ticks, and must return at once."""
         apply(logging.getLogger(__name__), self.priority)
         rng, spec = np.random.default_rng(seed), self.service.spec
         begin = time.monotonic() + 0.05
@@ -120,7 +120,7 @@ class Load:
 
     def _offer(self, index: int, number: int, at: float, counted: bool) -> None:
         robot = self.robots[index]
-        # The camera's stamp is when the tick should have come: that this thread is late is the service's problem.
+        # The stamp is when the tick should have come: lateness of this thread counts against the service.
         due = at + self.times.budget - self.times.allowance
         robot.ticks.append(Offered(at, due, counted))
         frame = number % len(robot.frames)
@@ -134,7 +134,7 @@ class Load:
 
 
 def row(load: Load, seconds: float) -> dict:
-    """What became of a load: late is whatever was not refused at arrival and not answered by its deadline, whether it
+    """Summarise a load: late is whatever was not refused at arrival and not answered by its deadline, whether it
     was answered later, given up or superseded by a newer tick. Milliseconds are from arrival to reply."""
     ticks, stats = load.counted(), load.service.stats()
     answered = [tick for tick in ticks if tick.tier is not None]
@@ -154,8 +154,8 @@ def row(load: Load, seconds: float) -> dict:
 
 
 def film(size: tuple[int, int], episodes: int, steps: int) -> dict[str, np.ndarray]:
-    """Drives of different rooms: frames uint8 (E, T, H, W, 3) and actions (E, T, A)."""
-    from worldmodel_ros.sim.rollout import collect  # with MuJoCo, which a machine with a GPU need not have
+    """Return episodes in different rooms: frames uint8 (E, T, H, W, 3) and actions (E, T, A)."""
+    from worldmodel_ros.sim.rollout import collect  # needs MuJoCo, which a machine with a GPU may lack
 
     arrays = collect(range(FIRST_SEED, FIRST_SEED + episodes), steps, size)
     return {name: np.array(arrays[name]) for name in ('frames', 'actions')}

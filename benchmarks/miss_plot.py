@@ -1,4 +1,4 @@
-"""The image of a miss curve, from its JSON file.
+"""Plots a miss curve from its JSON file.
 
     python benchmarks/miss_plot.py benchmarks/results/miss_curve_epyc_2_cores.json
 """
@@ -18,7 +18,7 @@ TIERS = {'TWO_STEP': (TIER_COLOURS['two_step'], 'two steps'), 'ONE_STEP': (TIER_
 
 
 def plot(result: dict, path: Path) -> None:
-    """Late ticks by policy, what the ladder serves instead, and the times of the answers."""
+    """Plot late ticks by policy, what the ladder serves instead, and response times."""
     rows, due = result['rows'], 1e3 * (result['times_s']['budget'] - result['times_s']['allowance'])
     by_policy = {name: [row for row in rows if row['policy'] == name] for name in LOOKS}
     device = ', '.join(result['machine']['gpus']) or result['machine']['cpu']

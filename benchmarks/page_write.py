@@ -1,9 +1,9 @@
-"""GB/s of what stands before attention, at the shapes of ``robot_3b``: pages written from a projection, queries rotated.
+"""GB/s of the steps before attention, at the shapes of ``robot_3b``: pages written from a projection, queries rotated.
 
     python benchmarks/page_write.py --json benchmarks/results/page_write_<gpu>.json
 
-Each byte that must be read or written is counted once, also those of the copy for comparison. Without a GPU all of it
-runs at a small size in Triton's interpreter (TRITON_INTERPRET=1), which tries the code and measures nothing.
+Each byte that must be read or written is counted once, also for the copy it is compared with. Without a GPU all of it
+runs at a small size in Triton's interpreter (TRITON_INTERPRET=1), which tests the code and measures nothing.
 """
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""A model on several GPUs: whether it answers as on one, and what the loss of a GPU's process costs.
+"""A model on several GPUs: whether its answers equal those of one GPU, and the cost of losing a GPU's process.
 
     python benchmarks/parallel.py --json benchmarks/results/parallel_h200x4.json
 
 Random weights. One row for each way to divide the model: the distance of plans and imagined latents from those of
 one GPU, relative to their root mean square, next to the distance of one GPU's bfloat16 answer from its FP8 one, as a
-measure of what rounding does; the time to start. Then, on the first way, a process is killed and another one
-stopped while a robot ticks: from the fault to the first tick that says so, to all processes being back, and how
-long the tick took that restored the session. ``benchmarks/tick.py --gpus`` has the times of ticks.
+measure of rounding; the time to start. Then, with the first way, one process is killed and another
+stopped while a robot ticks: from the fault to the first tick that reports it, to all processes being back, and the
+duration of the tick that restored the session. ``benchmarks/tick.py --gpus`` has the times of ticks.
 """
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from worldmodel_ros.engine.loading import load, load_random
 from worldmodel_ros.engine.session import Session
 
 FAULTS = {'killed': signal.SIGKILL, 'stopped': signal.SIGSTOP}
-PART_S = 150.0  # after which a part is given up, and all with it
+PART_S = 150.0  # after which a part is given up, and the run with it
 RATE_HZ = 20.0  # of ticks while a process is lost
 
 
@@ -45,7 +45,7 @@ def frames(spec, count: int) -> np.ndarray:
 
 
 def answers(engine: Engine, count: int) -> dict[str, np.ndarray]:
-    """After so many frames, of which the first slabs have left the window or not."""
+    """Return plan and latents after ``count`` frames, whether or not the first slabs have left the window."""
     session = engine.open_session()
     for frame in frames(engine.spec, count):
         observe(session, frame)
@@ -63,7 +63,7 @@ def distances(found: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> dic
 
 
 def fault(engine: Engine, session: RestoringSession, number: int) -> dict[str, float]:
-    """Seconds, after a signal to a process while a robot ticks."""
+    """Send a signal to a process while a robot ticks; return seconds from the fault."""
     images = frames(engine.spec, 8)
     backend, epoch = engine.backend, engine.backend.epoch
     os.kill(backend.processes.pids[-1], number)
@@ -84,8 +84,8 @@ def fault(engine: Engine, session: RestoringSession, number: int) -> dict[str, f
 
 
 def guarded(rows: list[dict], row: dict, work: Any, save: Any) -> None:
-    """A part that fails, or hangs, does not lose the others' results."""
-    limit = threading.Timer(PART_S, give_up)  # faulthandler's is the engine's, see parallel/last_resort.py
+    """Run a part such that its failure, or a hang, does not lose the others' results."""
+    limit = threading.Timer(PART_S, give_up)  # faulthandler's timer belongs to the engine, see parallel/last_resort.py
     limit.daemon = True
     limit.start()
     try:

@@ -1,12 +1,12 @@
-"""What it is worth to divide a tick's networks among processes: a bound, from the parts of the real model.
+"""An upper bound on the gain of dividing a tick's networks among processes, from the parts of the real model.
 
     python benchmarks/pools.py --json benchmarks/results/pools_tiny_<machine>.json
 
 Two processes, a thread each, compute at the same time. *Colocated*: both answer whole ticks (a frame taken in, a plan, two
-denoising steps, images). *Divided*: one only takes frames in, or only denoises, and so on, each with a session of its own: what
-they would have to exchange is left out, and measured by itself, so that the true number is lower. In turn, ``--rounds`` times,
-since other programs may use the machine; a part's time is the median of its processor time. The rate of a divided pair is
-that of its slower half, the rate of a colocated pair the sum of both.
+denoising steps, images). *Divided*: one only takes frames in, or only denoises, and so on, each with a session of its own:
+the exchange that they would need is left out, and measured separately, so the true rate is lower. Divisions alternate
+``--rounds`` times, since other programs may use the machine; a part's time is the median of its CPU time. The rate of a
+divided pair is that of its slower half, the rate of a colocated pair the sum of both.
 """
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DIVISIONS = {'colocated': (PARTS, PARTS),
 
 
 def ticks(session: Session, parts: tuple[str, ...], frame: np.ndarray) -> Iterator[None]:
-    """These parts of a tick, again and again."""
+    """Repeat these parts of a tick."""
     spec = session.spec
     executed = np.zeros(spec.actions, np.float32)
     for _ in range(spec.window_frames + 1):
@@ -52,7 +52,7 @@ def ticks(session: Session, parts: tuple[str, ...], frame: np.ndarray) -> Iterat
 
 
 def serve(model: str, backend: str, pipe: multiprocessing.connection.Connection) -> None:
-    """A process: compute the parts that come for the time that comes with them; return the processor times of each tick [s]."""
+    """Serve as a process: run the requested parts for the requested seconds; send the CPU times of each tick [s]."""
     engine = load(model, backend, sessions=len(DIVISIONS) * 2)
     frame = np.random.default_rng(0).integers(0, 256, (*engine.spec.image_size, 3), dtype=np.uint8)
     running: dict[tuple[str, ...], Iterator[None]] = {}
@@ -68,7 +68,7 @@ def serve(model: str, backend: str, pipe: multiprocessing.connection.Connection)
 
 
 def exchange(size: int, count: int = 200) -> dict:
-    """How long it takes to write so many bytes to shared memory and to read them [ms]: what a tick adds to a session."""
+    """Time writing ``size`` bytes to shared memory and reading them [ms]: what a tick adds to a session."""
     block = shared_memory.SharedMemory(create=True, size=size)
     data, back, times = np.ones(size, np.uint8), np.empty(size, np.uint8), []
     there = np.frombuffer(block.buf, np.uint8, size)

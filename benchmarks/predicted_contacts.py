@@ -1,13 +1,13 @@
-"""Whether contacts that the planner predicts come true: what each candidate's imagined future says, and what the simulator does
-when it is really driven.
+"""Whether contacts that the planner predicts come true: the imagined future of each candidate against the simulator, in which
+it is really driven.
 
     python benchmarks/predicted_contacts.py --seeds 3000000:3000040 --json predicted_contacts.json
 
 While the robot drives a task, every few ticks the world is forked for each candidate. Within one scene, candidates are ranked
-by their least predicted gap, and by the least gap in standard deviations of where the thing is: the AUC is the share of pairs
-of one with a contact and one without that are in the right order, ties half. Scenes in which the camera sees all that any
-candidate touches are told from those in which it does not see some of it. A veto is false if the candidate that it forbids
-touches nothing while the veto looks.
+by their least predicted gap, and by the least gap in standard deviations of the thing's position: the AUC is the share of pairs
+of one with a contact and one without that are in the right order, ties half. Scenes in which the camera sees everything that
+any candidate touches are separated from those in which it does not see some of it. A veto is false if the candidate that it
+forbids touches nothing within the veto's horizon.
 """
 import argparse
 from collections import defaultdict
@@ -30,7 +30,7 @@ from worldmodel_ros.sim.world import TIMESTEP, World
 HORIZONS = (0.8, 1.6)  # s from when the command takes effect
 EVERY = 4  # ticks
 VETO = Veto()
-STANDING = 0.05  # m, standard deviation of where walls and things are that stand
+STANDING = 0.05  # m, standard deviation of the position of walls and static things
 RANKINGS = {'by gap': 'gap', 'by gap over doubt': 'gap_over_doubt'}
 
 
@@ -72,7 +72,7 @@ class Watched:
 
 
 def _touched(world: World, sent, commands: np.ndarray, aim) -> list[frozenset[str]]:
-    """What is touched that is not to be, in each period of the commands, after what is sent already."""
+    """Return the forbidden things touched in each period of the commands, after those already sent."""
     fork, found = world.fork(), []
     for seconds, command in sent:
         if (steps := round(seconds / TIMESTEP)) > 0:
@@ -84,7 +84,7 @@ def _touched(world: World, sent, commands: np.ndarray, aim) -> list[frozenset[st
 
 
 def ranked(rows: list[dict], horizon: float, by: str) -> dict[str, float]:
-    """AUC within scenes, each with the same weight, and of how many scenes: those with both kinds of candidates."""
+    """Return the AUC within scenes, equally weighted, and the number of scenes: those with both kinds of candidates."""
     column, found = round(horizon / PERIOD), []
     for row in rows:
         gap, touched = row[by][:, column], row['touched'][:, column - 1]
@@ -95,14 +95,14 @@ def ranked(rows: list[dict], horizon: float, by: str) -> dict[str, float]:
 
 
 def aucs(rows: list[dict], by: str) -> dict[str, dict]:
-    """AUC at each horizon, and of scenes in which all that is touched is in view, and the others."""
+    """Return the AUC at each horizon, and separately for scenes where everything touched is in view, and the others."""
     in_view = {name: [row for row in rows if row['all_in_view'] == seen] for name, seen in (('in_view', True), ('not', False))}
     return {**{f'auc_at_{horizon:.1f}_s'.replace('.', '_'): ranked(rows, horizon, by) for horizon in HORIZONS},
             'touched_at_1_6_s': {name: ranked(some, HORIZONS[-1], by) for name, some in in_view.items()}}
 
 
 def vetoes(rows: list[dict]) -> dict[str, float]:
-    """How many candidates were vetoed, and touched something or not; and contacts that no veto forbade."""
+    """Count vetoed candidates by whether they touched something, and contacts that were not vetoed."""
     vetoed = np.array([row['vetoed'] for row in rows])
     touched = np.array([row['touched'][:, round(VETO.within / PERIOD) - 1] for row in rows])
     later = np.array([row['touched'][:, -1] for row in rows])

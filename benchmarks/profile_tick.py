@@ -1,12 +1,12 @@
-"""Where the time of a tick goes, kernel by kernel, against what the device could do at best; as text.
+"""Where the time of a tick goes, kernel by kernel, against the device's limits; as text.
 
     python benchmarks/profile_tick.py --preset base --backend torch-compiled --folder benchmarks/results
     python benchmarks/profile_tick.py --preset robot_3b --backend torch-fp8 --folder benchmarks/results
     python benchmarks/profile_tick.py --preset robot_3b --backend torch-fp8 --gpus 4 --folder benchmarks/results
 
-Random weights, a full window, ticks of two steps. The work of a chunk's linears and attention is counted from the
-preset (tick_work.py); at best it takes as long as the tensor cores' data-sheet rate allows. Of several GPUs, the kernels
-are those of the first; in those of NCCL it waits for the others, too.
+Random weights, a full window, ticks of two steps. The operations of a chunk's linears and attention are counted from the
+preset (tick_work.py); the lower bound on their time is by the tensor cores' data-sheet rate. With several GPUs, the kernels
+are those of the first; NCCL kernels include waiting for the others.
 """
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from worldmodel_ros.engine.loading import load_random
 from worldmodel_ros.machine import machine, versions
 
 STEPS = 2
-# What a kernel does, by its name: the first that matches.
+# What a kernel does, by its name: the first match counts.
 KINDS = (('exchange', r'nccl'), ('attention', r'attn|attention|flash|fmha|sdpa'),
          ('convolution', r'conv|winograd|implicit|wgrad|fprop|mkldnn'),
          ('linear', r'gemm|gemv|matmul|cutlass|cublas|nvjet|scaled_mm|addmm|linear|_product|\bmm\b|bmm'),
@@ -43,7 +43,7 @@ def tick(session, frame: np.ndarray, executed: np.ndarray) -> None:
 
 
 def profiled(engine: Engine, ticks: int) -> list[tuple[str, float, float]]:
-    """Kernels (on a machine without a GPU: operators) with calls and ms of a tick, the longest first."""
+    """Return kernels (without a GPU: operators) with calls and ms of a tick, the longest first."""
     spec, on_gpu = engine.spec, torch.cuda.is_available()
     frame = np.random.default_rng(0).integers(0, 256, (*spec.image_size, 3), dtype=np.uint8)
     executed = np.zeros(spec.actions, np.float32)

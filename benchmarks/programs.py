@@ -1,4 +1,4 @@
-"""Programs that a benchmark starts: each with its limit of seconds, its environment and its log."""
+"""Programs started by a benchmark, each with a limit of seconds, an environment and a log."""
 from __future__ import annotations
 
 import json
@@ -13,26 +13,26 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-# Of programs that use GPUs: multicast over NVLink is not there on every machine.
+# For programs that use GPUs: not every machine has multicast over NVLink.
 ENVIRONMENT = {'NCCL_NVLS_ENABLE': '0', 'TORCH_SYMM_MEM_DISABLE_MULTICAST': '1', 'OMP_NUM_THREADS': '1',
                'PYTHONUNBUFFERED': '1'}
 
 
 class Program:
-    """A command of Python's, in a session of its own: ``arguments`` follow the interpreter. ``gpus``: those that it sees, all
-    if none is named; ``environment``: what it has besides this process's; ``cold``: nothing compiled before is there."""
+    """A Python command, in a session of its own: ``arguments`` follow the interpreter. ``gpus``: those that it sees, all
+    if none is named; ``environment``: additions to this process's; ``cold``: with empty compilation caches."""
 
     def __init__(self, name: str, limit: float, *arguments: str, environment: Mapping[str, str], cold: bool = False,
                  gpus: Sequence[int] = ()):
         self.name, self._limit, self._cold, self._told = name, limit, cold, False
         self._command = [sys.executable, *arguments]
         self._environment = {**os.environ, **environment}
-        if gpus:  # numbers among those that this process sees, which may not be all of the machine's
+        if gpus:  # indices among those visible to this process, which may not be all of the machine's
             seen = [each.strip() for each in os.environ.get('CUDA_VISIBLE_DEVICES', '').split(',') if each.strip()]
             self._environment['CUDA_VISIBLE_DEVICES'] = ','.join(seen[gpu] if seen else str(gpu) for gpu in gpus)
 
     def begin(self, folder: Path) -> None:
-        """Start it; what it says goes to a log in the folder."""
+        """Start it, with its output in a log in the folder."""
         print(f'{self.name} ...', file=sys.stderr, flush=True)
         self._cache = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         caches = {'TRITON_CACHE_DIR': f'{self._cache.name}/triton', 'TORCHINDUCTOR_CACHE_DIR': f'{self._cache.name}/inductor'} \
@@ -44,18 +44,18 @@ class Program:
 
     @property
     def over(self) -> bool:
-        """Whether it has ended, or its limit is reached."""
+        """Return whether it has ended, or its limit is reached."""
         return self._child.poll() is not None or time.monotonic() > self._start + self._limit
 
     def tell(self) -> None:
-        """Have it save and end, once, as Ctrl-C would."""
+        """Ask it, once, to save and end, as Ctrl-C would."""
         if not self._told:
             self._told = True
             self._child.send_signal(signal.SIGINT)
 
     def end(self, left: float) -> dict:
-        """Wait for its end, at most to its limit and for ``left`` s, and kill what is left of it. Return what became of it, for
-        the record; where time was up, it has no exit status."""
+        """Wait for its end, at most to its limit and for ``left`` s, then kill what is left of it. Return its outcome for the
+        record; without an exit status if time was up."""
         try:
             code = self._child.wait(max(1.0, min(self._start + self._limit - time.monotonic(), left)))
         except subprocess.TimeoutExpired:
@@ -68,7 +68,7 @@ class Program:
         return found
 
     def kill(self) -> None:
-        """End it and what it has started."""
+        """Kill it and what it has started."""
         try:
             os.killpg(self._child.pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -78,10 +78,10 @@ class Program:
 
 
 def _from_here(argument: str) -> str:
-    """The argument as one would give it in the repository."""
+    """Return the argument as one would give it in the repository."""
     return str(argument).removeprefix(f'{HERE.parent}{os.sep}')
 
 
 def script(name: str, *arguments: str) -> tuple[str, ...]:
-    """Arguments of Python's for a benchmark of this folder."""
+    """Return arguments of the interpreter for a benchmark of this folder."""
     return str(HERE / name), *arguments

@@ -1,14 +1,14 @@
-"""One model served by several GPUs loses one while a robot drives: do commands go on, and when is the model back?
+"""One model served by several GPUs loses one while a robot drives: do commands continue, and when is the model back?
 
     python benchmarks/rank_loss.py --json benchmarks/results/rank_loss_h200x2.json                       # robot_3b_4k, two GPUs
     python benchmarks/rank_loss.py --preset smoke_tiles --backend torch --parallel sequence --deadline 0.1   # on CPUs
 
-A server's process has the divided model (random weights); the robot, here, has the shipped ``tiny`` to fall back on. For each
+A server process has the divided model (random weights); the robot, here, has the shipped ``tiny`` to fall back on. For each
 kill (SIGKILL of the last rank), in s from it: to the first command of the own model, the longest time without a command, to all
 processes being back, to the server driving again (its trials included). ``by_server_before``: share of the last observations
-before the kill that the server had answered with a plan of theirs; ``by_server_again``: of those after it drives again;
-``stops``: answers without a command between the two. A deadline may be as long as the time between two images, no longer: then
-the next one takes the place of one that is not answered.
+before the kill that the server had answered with a plan for them; ``by_server_again``: of those after it drives again;
+``stops``: answers without a command between the two. A deadline must not exceed the time between two images: otherwise
+the next one replaces one that is not answered.
 """
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from worldmodel_ros.serving.client.failover import FailoverWorker
 
 START_S = 240.0  # of the server, with nothing compiled
 BACK_S = 60.0  # after a kill
-DRIVES_S = 2.0  # before the first kill, and after each when the server drives again: what BEFORE observations take
+DRIVES_S = 2.0  # before the first kill, and after each when the server drives again: time for BEFORE observations
 BEFORE = 20
 OWN_TIERS = (Tier.TWO_STEP, Tier.ONE_STEP, Tier.PLAN_ONLY)  # not the last plan, which may be the server's
 
 
 class Robot:
-    """Films noise at the model's rate, from a thread of its own, and keeps what it was answered, by whom and when."""
+    """Sends noise images at the model's rate, from a thread of its own, and keeps the answers, with their source and time."""
 
     def __init__(self, path: Path, deadline: float):
         self.engine = load('tiny', sessions=2)
@@ -96,7 +96,7 @@ class Robot:
     def _watch(self) -> None:
         was_due = 0.0
         while not self._over.wait(0.001):
-            self._by_server = not self.worker.degraded_reason  # not asked in ``answered``, which holds the responder's lock
+            self._by_server = not self.worker.degraded_reason  # not read in ``answered``, which holds the responder's lock
             due = self._due
             if due != was_due and time.monotonic() >= due:
                 self.responder.overdue()
@@ -104,7 +104,7 @@ class Robot:
 
 
 def kill(robot: Robot, server: subprocess.Popen, lines: list[dict]) -> dict:
-    """What a kill of the last rank costs."""
+    """Kill the last rank; return the cost."""
     pid = lines[-1]['pids'][-1]
     os.kill(pid, signal.SIGKILL)
     start, known = time.monotonic(), len(lines)
@@ -127,13 +127,13 @@ def kill(robot: Robot, server: subprocess.Popen, lines: list[dict]) -> dict:
 
 
 def by_server(robot: Robot, begin: float, end: float) -> float:
-    """Share of the last observations answered in that time that the server had answered with a plan of theirs."""
+    """Return the share of the last observations answered in that time for which the server had a plan of their own."""
     found = [by_server and answer.tier in MODEL_TIERS for at, answer, by_server in robot.answers if begin < at <= end]
     return round(float(np.mean(found[-BEFORE:])), 2) if found else 0.0
 
 
 def serve(options: argparse.Namespace) -> None:
-    """The server's process: says, as lines of JSON, when its processes are complete, and which these are."""
+    """Run the server; print, as lines of JSON, when its processes are complete, and their ids."""
     from worldmodel_ros.engine.session_folder import SessionFolder
     from worldmodel_ros.serving.server.server import Server
     from worldmodel_ros.serving.service.service import Service, ServiceSettings

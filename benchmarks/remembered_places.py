@@ -1,12 +1,12 @@
-"""Where a robot takes things to be that it does not look at, by the scene forecast and its own motion: errors of the bearing.
+"""How well the scene forecast and the robot's own motion locate things that it does not look at: errors of the bearing.
 
     python benchmarks/remembered_places.py --seeds 3100000:3100300 --json remembered_places.json
 
-Ahead: the expert drives to a goal, for 2.4 s with the forecast looking on; then nothing is seen any more, and 1 and 5 s later
-the goal's bearing is told by where it was, moved by the commands that were executed since, or by the wheels' odometry; the
-bound is what the odometry gives for where the goal really was. As in ``worldmodel evaluate quality``, a case counts where the
+Ahead: the expert drives to a goal, for 2.4 s with images for the forecast; then images end, and 1 and 5 s later
+the goal's bearing is computed from its last place, moved by the commands that were executed since, or by the wheels' odometry;
+the bound is what odometry gives for the goal's true place. As in ``worldmodel evaluate quality``, a case counts if the
 camera sees the goal at the start and at the horizon. Turned away: the robot looks at a thing for 1.6 s, turns until it is
-behind it, and stands; images go on, and 5 s after the thing was last in view it is to be known, and its bearing told.
+behind it, and stands; images go on, and 5 s after the thing was last in view it should be known, with its bearing.
 """
 import argparse
 import math
@@ -36,7 +36,7 @@ _LOST = 0.5  # probability below which a thing is not known
 
 
 class Robot:
-    """A robot in a static room that is driven and looks."""
+    """A robot in a static room that is driven and observes."""
 
     def __init__(self, world: World, seed: int, forecasts) -> None:
         world.load(task_scene('rooms', seed))
@@ -51,7 +51,7 @@ class Robot:
         self.pilot.observe(self.world.render(self._forecasts.image_size), np.array(self.executed), 1)
 
     def drive(self, command) -> np.ndarray:
-        """Drive for a period; return the command that the limits left."""
+        """Drive for a period; return the command after the limits."""
         limited = self.limiter.limit([float(value) for value in command], self.executed, PERIOD).twist
         advance(self.world, self.executed, limited, random_latency(self.rng))
         self.odometry.update(self.world)
@@ -59,13 +59,13 @@ class Robot:
         return np.array(limited)
 
     def error(self, name: str, place: np.ndarray, pose: np.ndarray) -> float:
-        """Radians between the true bearing of a thing and that of ``place`` (2,) from ``pose`` (3,), of one frame."""
+        """Return radians between the true bearing of a thing and that of ``place`` (2,) from ``pose`` (3,), in one frame."""
         told = math.atan2(place[1] - pose[1], place[0] - pose[0]) - pose[2]
         return abs(math.remainder(told - self.world.goal_bearing(name), math.tau))
 
 
 def ahead(robot: Robot) -> list[dict]:
-    """Errors of the goal's bearing at each of AHEAD, of one room."""
+    """Return errors of the goal's bearing at each of AHEAD, in one room."""
     world = robot.world
     goal = min(COLOURS, key=lambda colour: abs(world.goal_bearing(colour)))
     for _ in range(LOOKS):
@@ -91,7 +91,7 @@ def ahead(robot: Robot) -> list[dict]:
 
 
 def turned_away(robot: Robot) -> tuple[bool, float] | None:
-    """Whether a thing is known, and the error of its bearing, SINCE ticks after it was last in view; None where none was."""
+    """Return whether a thing is known, and its bearing error, SINCE ticks after it was last in view; None if none was."""
     world = robot.world
     name = min(COLOURS, key=lambda colour: abs(world.goal_bearing(colour)))
     for _ in range(LOOKS_AT):

@@ -1,18 +1,18 @@
 """
-More sessions than a device has pages for: robots that tick seldom, or now and then, whose sessions come and go.
+More sessions than a device has pages for: robots that tick rarely, or in bursts, whose sessions come and go.
 
     python benchmarks/residency.py --robots 20 --places 4 --seconds 40 --json benchmarks/results/residency_tiny_<machine>.json
 
-One service of a real model with pages for ``--places`` sessions, and as many robots as are asked for, with real frames; what
-is in the store are real pages. Two ways of ticking: ``seldom``, each robot every ``--period`` s, at a phase of its own and 1 %
-to and fro; and ``bursts``, each robot at the model's full rate for a second, then quiet for as long as keeps as many ticks a
-second, begun without notice. Each tick is due ``--due`` s after its frame.
+One service of a real model with pages for ``--places`` sessions, and as many robots as are asked for, with real frames; the
+store holds real pages. Two ways of ticking: ``seldom``, each robot every ``--period`` s, at a phase of its own and 1 %
+to and fro; and ``bursts``, each robot at the model's full rate for a second, then quiet for long enough to give the same
+average rate, begun without notice. Each tick is due ``--due`` s after its frame.
 
 Every ``--twin``-th robot's plans are compared with those of a twin that never left. A plan's last bits depend on the kernels
 and on the batch that it was computed in. So a twin is a session of the same engine, opened when the robots are done, and takes
-in the frames that the robot's session took in, in batches of the same size. Plans of sessions that have not left yet are
-counted apart: only what was compared after a session came back says anything of the store. The control is a second twin,
-always alone: how far plans differ by the batches alone.
+in the same frames as the robot's session, in batches of the same size. Plans of sessions that have not left yet are
+counted separately: only comparisons after a session came back test the store. The control is a second twin,
+always alone: how far plans differ because of the batches only.
 """
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ COUNTED = ('found_here', 'found_away', 'left', 'came', 'busy', 'refused', 'faile
 
 
 class SlowedStore:
-    """A ``SlabStore`` whose sessions take longer to read and to write. All else is the store's."""
+    """A ``SlabStore`` with slower reads and writes of sessions. All else is the store's."""
 
     def __init__(self, store: SlabStore, reading: float, writing: float) -> None:
-        """``reading``, ``writing``: s that are added, in the calling thread, which waits for the store in any case."""
+        """``reading``, ``writing``: s added in the calling thread, which waits for the store in any case."""
         self._store, self._reading, self._writing = store, reading, writing
 
     def get(self, keys: Sequence[str]) -> Promise[list[memoryview]]:
@@ -68,7 +68,7 @@ class SlowedStore:
         return self._store.get(keys)
 
     def put(self, items: Sequence[tuple[str, Sequence[Blob]]], create: bool = False) -> Promise[None]:
-        """As the store's; manifests and claims, which follow what is slow, take no longer."""
+        """As the store's; manifests and claims, which follow slow writes, are not delayed."""
         if any('/states/' in key for key, _ in items):
             time.sleep(self._writing)
         return self._store.put(items, create)
@@ -78,7 +78,7 @@ class SlowedStore:
 
 
 class Robot:
-    """A listener, what it has sent, and what came of it."""
+    """A listener, the frames it sent and the replies."""
 
     def __init__(self, number: int, keeper: Keeper, spec: Preset) -> None:
         self._rng, self._keeper, self._spec = np.random.default_rng(number), keeper, spec
@@ -87,7 +87,7 @@ class Robot:
         self.sequence, self.replies_before, self.kept = 0, 0, None
 
     def open(self, name: str) -> None:
-        """Open its session."""
+        """Open the robot's session."""
         self.kept = self._keeper.open(self, name, name)
 
     def tick(self, due: float) -> None:
@@ -106,7 +106,7 @@ class Robot:
         self._keeper.ticked(self.kept)
 
     def pictured(self, picture: Picture) -> None:
-        """Pictures are not asked for."""
+        """Ignore images, which are not requested."""
 
     def failed(self, reason: str, error: Exception) -> None:
         """Count as lost."""
@@ -116,7 +116,7 @@ class Robot:
 @dataclass(frozen=True)
 class Seen:
     """A frame as a session took it in: after which encoder state (None: it was its first), and in which row of a batch of
-    how many sessions."""
+    which size."""
 
     executed: np.ndarray
     before: Any
@@ -126,7 +126,7 @@ class Seen:
 
 
 class Recorder:
-    """Notes the frames that a back end's sessions take in, while it is open."""
+    """Records the frames that a back end's sessions take in, while it is open."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend, self._run = backend, backend.run
@@ -135,14 +135,14 @@ class Recorder:
         backend.run = self._record
 
     def close(self) -> None:
-        """Have the back end run as before."""
+        """Restore the back end."""
         del self._backend.run
 
     def _record(self, network: str, batch: Sequence[tuple]) -> list:
         outputs = self._run(network, batch)
         if network == 'encode':
             self._encoded = [(id(frame), before, after) for (frame, before), (_, after) in zip(batch, outputs)]
-        elif network == 'commit':  # of the same sessions, in this order; or of what is imagined: nothing was encoded
+        elif network == 'commit':  # of the same sessions, in this order; or of imagined frames: nothing was encoded
             for row, ((image, before, after), (_, actions, *_)) in enumerate(zip(self._encoded, batch)):
                 self.seen[image] = Seen(actions[0], before, after, row, len(batch))
             self._encoded = []
@@ -150,34 +150,34 @@ class Recorder:
 
 
 class Difference:
-    """Of plans that should be equal."""
+    """Differences of plans that should be equal."""
 
     def __init__(self) -> None:
         self.plans = self.differ = 0
         self.largest = 0.0
 
     def add(self, plan: np.ndarray, other: np.ndarray) -> None:
-        """Take two plans (chunk_frames, A)."""
+        """Add two plans (chunk_frames, A)."""
         self.plans += 1
         self.differ += not np.array_equal(plan, other)
         self.largest = max(self.largest, float(np.abs(plan - other).max()))
 
     def to_dict(self) -> dict[str, float]:
-        """As JSON values; the largest difference in SI units."""
+        """Return JSON values; the largest difference in SI units."""
         return {'plans': self.plans, 'differ': self.differ, 'largest_difference': self.largest}
 
 
 class Comparison:
-    """Robots' plans, and those of twins that never left."""
+    """Compares robots' plans with those of twins that never left."""
 
     def __init__(self, engine: Engine, seen: dict[int, Seen]) -> None:
-        """``engine``: that of the robots' sessions, which have all been closed; ``seen``: as of ``Recorder``."""
+        """``engine``: that of the robots' sessions, all closed by now; ``seen``: as of ``Recorder``."""
         self._engine, self._seen = engine, seen
         self._before, self._after, self._control = Difference(), Difference(), Difference()
         self._largest_plan, self._shared, self._begun_again = 0.0, 0, 0
 
     def add(self, robot: Robot) -> None:
-        """Compare all plans of a robot. What it was not answered is taken in all the same, where its session has seen it."""
+        """Compare all plans of a robot. Frames without an answer are taken in as well, if its session saw them."""
         plans = {reply.sequence: reply.plan for reply, _, _ in robot.replies}
         frames = [(plans.get(sequence), image, self._seen[id(image)]) for sequence, (_, _, image, _) in robot.sent.items()
                   if id(image) in self._seen]
@@ -191,14 +191,14 @@ class Comparison:
                 came = False
                 for session in sessions:
                     session.reset()
-            else:  # what comes from a store is another object than what the networks gave
+            else:  # what comes from a store is not the object that the networks returned
                 came = came or seen.before is not last.after
             last = seen
             filling = sessions[1:seen.batch]
             inputs = image, seen.executed
             batch = [*filling[:seen.row], sessions[0], *filling[seen.row:]]
             twin = plans_of_a_batch(self._engine, [(session, *inputs) for session in batch])[seen.row]
-            for session in sessions[seen.batch:-1]:  # as old as the others: a window that is not full is another case
+            for session in sessions[seen.batch:-1]:  # kept at the same age: a partial window is another case
                 plans_of_a_batch(self._engine, [(session, *inputs)])
             alone, = plans_of_a_batch(self._engine, [(sessions[-1], *inputs)])
             self._control.add(twin, alone)
@@ -210,21 +210,21 @@ class Comparison:
             session.close()
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return JSON values."""
         return {'before_it_left': self._before.to_dict(), 'after_it_came_back': self._after.to_dict(),
                 'control_two_twins_in_other_batches': self._control.to_dict(), 'largest_in_a_plan': self._largest_plan,
                 'plans_from_batches_of_several': self._shared, 'sessions_begun_again': self._begun_again}
 
     @property
     def wrong(self) -> bool:
-        """Whether a session that came back is another than one that never left, or none was compared. Equal to the bit, or,
-        where batches of several were run, within what the control differs by: sessions of other ages in one batch change bits,
-        too, and are not repeated here."""
+        """Whether a session that came back differs from one that never left, or none was compared. Equal to the bit, or,
+        where batches of several were run, within the control's difference: sessions of other ages in one batch also change
+        bits, and are not reproduced here."""
         return not self._after.plans or self._after.largest > self._control.largest
 
 
 def plans_of_a_batch(engine: Engine, inputs: Sequence[tuple[Session, np.ndarray, np.ndarray]]) -> list[np.ndarray]:
-    """Plans (chunk_frames, A) of sessions that take in a frame each, and what was executed, in one batch, as in a service."""
+    """Return plans (chunk_frames, A) of sessions that take in a frame and an action each, in one batch, as in a service."""
     def calls(session: Session, image: np.ndarray, executed: np.ndarray) -> Calls[np.ndarray]:
         yield Boundary('observe')
         yield from session.observing(image, executed)
@@ -238,7 +238,7 @@ def plans_of_a_batch(engine: Engine, inputs: Sequence[tuple[Session, np.ndarray,
 
 def compare_at_the_end(engine: Engine, service: Service, keeper: Keeper, recorder: Recorder, robots: Sequence[Robot],
                        every: int = 1) -> Comparison:
-    """End the sessions of all robots and what serves them, and compare each so many-th robot with a twin."""
+    """End the sessions of all robots and what serves them, and compare every ``every``-th robot with a twin."""
     for robot in robots:
         keeper.end(robot.kept, store=False)
     keeper.close()
@@ -252,7 +252,7 @@ def compare_at_the_end(engine: Engine, service: Service, keeper: Keeper, recorde
 
 def times_of(kind: str, robots: int, period: float, step: float, seconds: float, rng: np.random.Generator
              ) -> list[tuple[float, int]]:
-    """When which robot ticks, in order [s from the start]."""
+    """Return when each robot ticks, in order [s from the start]."""
     found = []
     for robot in range(robots):
         if kind == 'seldom':
@@ -261,7 +261,7 @@ def times_of(kind: str, robots: int, period: float, step: float, seconds: float,
                 found.append((at, robot))
                 at += period * rng.uniform(0.99, 1.01)
         else:
-            cycle = BURST * period / step  # as many ticks a second as above
+            cycle = BURST * period / step  # the same average rate as above
             at = rng.uniform(0.0, cycle)
             while at < seconds:
                 found += [(at + index * step, robot) for index in range(round(BURST / step))]
@@ -270,7 +270,7 @@ def times_of(kind: str, robots: int, period: float, step: float, seconds: float,
 
 
 def play(kind: str, store: SlabStore, options: argparse.Namespace) -> dict:
-    """One way of ticking, with one store."""
+    """Run one way of ticking, with one store."""
     make = load_random if options.random_weights else load
     engine = make(options.model, options.backend, sessions=options.places + 1)
     spec = engine.spec
@@ -310,7 +310,7 @@ def play(kind: str, store: SlabStore, options: argparse.Namespace) -> dict:
 
 
 def judged(robots: list[Robot], seconds: float) -> dict:
-    """What the robots saw of it."""
+    """Summarise what the robots saw of it."""
     counts, reasons, took, late = Counter(), Counter(), [], []
     for robot in robots:
         replies = robot.replies[robot.replies_before:]
@@ -367,7 +367,7 @@ def main() -> int:
     result = {**provenance(), 'what': f'{options.robots} sessions of {options.model}, with pages for {options.places}',
               'due_ms': options.due * 1e3, 'product_ms': round(product_ms(), 2),
               'rows': json.loads(options.json.read_text())['rows'] if options.add else []}
-    realtime.apply(LOG, options.priority, all_threads=True)  # as of worldmodel serve: the threads that follow inherit it
+    realtime.apply(LOG, options.priority, all_threads=True)  # as in worldmodel serve: later threads inherit it
     with tempfile.TemporaryDirectory(dir=options.disk) as disk:
         disk = Path(disk).resolve()
         (disk / 'bucket').mkdir()

@@ -1,4 +1,4 @@
-"""What every benchmark's result begins with, and how it is written."""
+"""The common header of all benchmark results, and how they are written."""
 from __future__ import annotations
 
 import json
@@ -23,12 +23,12 @@ def command() -> str:
 
 
 def provenance(packages: tuple[str, ...] = PACKAGES) -> dict[str, Any]:
-    """Command, machine and versions: without them a number means nothing."""
+    """Return command, machine and versions, without which numbers cannot be compared."""
     return {'command': command(), 'machine': machine(), 'versions': versions(packages)}
 
 
 def product_ms(times: int = 50) -> float:
-    """Median time of a product of 384x384 float32 matrices by one thread, ms."""
+    """Return the median time of a product of 384x384 float32 matrices on one thread, ms."""
     import torch
     matrix, spent = torch.rand((384, 384)), []
     torch.set_num_threads(1)
@@ -41,9 +41,9 @@ def product_ms(times: int = 50) -> float:
 
 def write_result(result: dict[str, Any], file: Path | None, show: bool = False) -> None:
     """
-    Write a result as JSON, if there is a file for it; its folder is made.
+    Write a result as JSON, if there is a file for it; create its folder.
 
-    ``show``: print it, too. A long benchmark writes after each row, so that what was measured is not lost.
+    ``show``: print it, too. A long benchmark writes after each row, so that measurements are not lost.
     """
     text = json.dumps(result, indent=1)
     if show:
@@ -54,5 +54,5 @@ def write_result(result: dict[str, Any], file: Path | None, show: bool = False) 
 
 
 def short_name(gpus: Sequence[str]) -> str:
-    """What a file is named after: the first GPU, such as h200; cpu without one."""
+    """Return the name for a result file: the first GPU, such as h200; cpu without one."""
     return next((part.lower() for part in gpus[0].split() if part[1:].isdigit()), 'gpu') if gpus else 'cpu'

@@ -1,13 +1,13 @@
 """
-How long it takes until a robot that reconnects has its first chunk, from each tier of memory; and what sharing a scene costs.
+How long a robot that reconnects waits for its first chunk, from each tier of memory; and the cost of sharing a scene.
 
     python benchmarks/resume.py --times 200 --json benchmarks/results/resume_tiny_<machine>.json
 
 Real sessions of a real model: 20 frames are observed, stored, and read back into another session, which then takes in a frame
-and imagines a chunk in two steps. In turn with that, a session that never left does the same tick: what a resume costs is the
+and imagines a chunk in two steps. In turn with that, a session that never left does the same tick: the cost of a resume is the
 difference. ``resident``: another session of the engine still has the pages. Files are read from the disk: their pages in the
-system's cache are dropped before. Times are of the wall clock; ``cpu_ms`` and ``tick_cpu_ms`` are processor times of the
-process, which a busy machine changes less.
+system's cache are dropped before. Times are wall-clock; ``cpu_ms`` and ``tick_cpu_ms`` are CPU times of the
+process, which depend less on other load.
 """
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ FRAMES = 20  # more than a window
 
 
 def quantiles(seconds: list[float]) -> dict[str, float]:
-    """In ms."""
+    """Return quantiles in ms."""
     return {f'p{level}': round(float(np.percentile(seconds, level)) * 1e3, 2) for level in (50, 99, 100)}
 
 
 def drop_cache(folder: Path) -> None:
-    """Has the system forget what it has of the files of a folder."""
+    """Drop the files of a folder from the page cache."""
     for path in folder.rglob('*'):
         if path.is_file():
             descriptor = os.open(path, os.O_RDONLY)
@@ -49,7 +49,7 @@ def drop_cache(folder: Path) -> None:
 
 
 class Bench:
-    """One engine, and a session whose twin is read from stores."""
+    """One engine, and a live session that is also resumed from stores."""
 
     def __init__(self, model: str, backend: str, sessions: int) -> None:
         self.engine = load(model, backend, sessions=sessions)
@@ -57,18 +57,18 @@ class Bench:
         self.live = self.drive(FRAMES)
 
     def frame(self) -> np.ndarray:
-        """A picture."""
+        """Return a random image."""
         return self._rng.integers(0, 256, (*self.engine.spec.image_size, 3), dtype=np.uint8)
 
     def drive(self, frames: int):
-        """A session that has seen so many frames."""
+        """Return a session that has seen ``frames`` frames."""
         session = self.engine.open_session()
         for _ in range(frames):
             self.tick(session, False)
         return session
 
     def tick(self, session, imagine: bool = True) -> None:
-        """A frame in, a chunk out."""
+        """Observe a frame and imagine a chunk."""
         session.observe(self.frame(), np.zeros(self.engine.spec.actions, np.float32))
         if imagine:
             session.imagine(session.plan(self.engine.spec.goals[0]), 2)
@@ -81,7 +81,7 @@ class Bench:
         return checkpoint.write()
 
     def resume(self, store, name: str = 'robot'):
-        """A session from a store."""
+        """Return a session read from a store."""
         session, stored = self.engine.open_session(), self.engine.stored_session(store)
         try:
             read_newest(store, name, stored)
@@ -93,7 +93,7 @@ class Bench:
         return session
 
     def tier(self, store, times: int, folder: Path | None = None, resident: bool = False) -> dict:
-        """Times of so many resumes from a store."""
+        """Time ``times`` resumes from a store."""
         measured = MeasuredStore(store)
         start = time.perf_counter()
         manifest = self.store(measured)
@@ -115,7 +115,7 @@ class Bench:
             self.tick(self.live)
             ticks.append(time.perf_counter() - begun)
             tick_cpu.append(time.process_time() - processor)
-            manifest = self.store(measured)  # else the live one would no longer have the same slabs
+            manifest = self.store(measured)  # else the live session would no longer have the same slabs
             resumed.append(there - start)
             first.append(end - start)
         resumed, first, ticks, cpu, tick_cpu = (values[3:] for values in (resumed, first, ticks, cpu, tick_cpu))
@@ -127,7 +127,7 @@ class Bench:
                 'read_mb_s': round(rate / 1e6, 1) if rate and not resident else None}
 
     def sharing(self, store, sessions: int) -> dict:
-        """Pages and time of sessions that are opened on one prefix."""
+        """Return pages and time of sessions that are opened on one prefix."""
         self.store(store, 'scene')
         allocator = self.engine.memory.pool.allocator
         self.engine.slab_index = SlabIndex()

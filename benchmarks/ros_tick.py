@@ -1,4 +1,4 @@
-"""Camera message in to command out, over ROS: the real node and gate under Fast DDS, in processes of their own.
+"""Camera message in to command out, over ROS: the real node and gate on Fast DDS, in processes of their own.
 
     python benchmarks/ros_tick.py --folder benchmarks/results                  # base at 60 Hz, ten minutes
     python benchmarks/ros_tick.py --preset robot_3b --gpus 4 --rate 20 --deadline 0.05 --folder ...
@@ -6,13 +6,13 @@
     python benchmarks/ros_tick.py --preset small_tiles --trained --backend torch-bf16 --rate 10 --deadline 0.05 \
         --reserve 0.012 --forecast tiny --candidates 8 --folder ...
 
-This process is the robot: it publishes images, stamped when it does, and takes the gate's commands. A command's time
-is from its image's stamp to when DDS had it here; it is late beyond --deadline. Afterwards the same again while another
-program uses the same GPU for a share of the time, or where there is none, all cores. Unless --trained, weights are random,
-and what the plan says means nothing.
+This process is the robot: it publishes images, stamped when it does, and receives the gate's commands. A command's time
+is from its image's stamp to its receipt by DDS here; it is late beyond --deadline. Afterwards the same again while another
+program uses a share of the same GPU's time, or all cores if there is no GPU. Unless --trained, weights are random,
+and the content of the plan means nothing.
 
-With --forecast, commands are decided on that, with its weights, among at most --candidates, and the preset imagines what was
-decided. The camera then shows a street of the simulator, and the wheels are heard: an empty scene is decided on in no time.
+With --forecast, commands are decided on that, with its weights, among at most --candidates, and the preset imagines the
+decision. The camera then shows a street of the simulator, with odometry: deciding on an empty scene would take no time.
 """
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def main() -> int:
                     time.sleep(SETTLING)
                     camera.clear()
                     rows = result['rows']
-                    for done in parts(seconds):  # a machine may be taken away before a long phase is over
+                    for done in parts(seconds):  # the machine may be taken away before the end of a long phase
                         result['rows'] = [*rows, row(options, share, done, camera)]
                         save(result, options)
                 print(json.dumps(result['rows'][-1]), file=sys.stderr, flush=True)
@@ -69,7 +69,7 @@ def main() -> int:
 
 
 def parts(seconds: float) -> Iterator[float]:
-    """Waits for ``seconds``, and says after each minute, and at the end, how many are over."""
+    """Wait for ``seconds``; yield the seconds elapsed after each minute, and at the end."""
     start = time.monotonic()
     for end in [*np.arange(MINUTE, seconds, MINUTE), seconds]:
         time.sleep(max(0.0, start + end - time.monotonic()))
@@ -78,7 +78,7 @@ def parts(seconds: float) -> Iterator[float]:
 
 @contextmanager
 def system(options: argparse.Namespace):
-    """The model's node and the gate, as bringup describes them, but for the engine."""
+    """Run the model's node and the gate, as bringup describes them, except for the engine."""
     from worldmodel_ros.bringup.description import load as describe
     from worldmodel_ros.bringup.supervisor import Supervisor
     description = describe()
@@ -104,7 +104,7 @@ def system(options: argparse.Namespace):
 
 @contextmanager
 def robot(options: argparse.Namespace):
-    """The camera and the base, on threads of their own."""
+    """Run the camera and the base, on threads of their own."""
     from ros_tick_robot import Robot
     spec = preset(options.preset)
     with Robot(spec.image_size, options.rate, options.domain, options.film) as camera:
@@ -118,10 +118,10 @@ def load(gpus: list, share: float) -> AbstractContextManager:
 
 @contextmanager
 def program(command: list[str]):
-    """Another program meanwhile, which must have started."""
+    """Run another program meanwhile. Raises RuntimeError if it did not start."""
     child = subprocess.Popen(command)
     try:
-        time.sleep(8.0)  # importing torch and making its context
+        time.sleep(8.0)  # importing torch and creating its CUDA context
         if child.poll() is not None:
             raise RuntimeError(f'{command[-1]} ended with exit status {child.returncode}')
         yield
@@ -131,7 +131,7 @@ def program(command: list[str]):
 
 
 def row(options: argparse.Namespace, share: float, seconds: float, camera) -> dict:
-    """What the robot saw in one phase; no times where there was not one command but the gate's stop."""
+    """Return what the robot saw in one phase; no times where it got only the gate's stop."""
     images, commands, statuses = camera.taken()
     ms = 1e3 * np.array(commands)
     tiers = Counter(NAMES.get(status.tier, str(status.tier)) for status in statuses)
@@ -152,11 +152,11 @@ def row(options: argparse.Namespace, share: float, seconds: float, camera) -> di
 
 
 def decided(options: argparse.Namespace, camera) -> dict:
-    """What the commands of a phase were decided on."""
+    """Summarise the decisions of a phase."""
     decisions, predictions = camera.decided()
     compared = [each for each in decisions if each.candidates]
     return {'forecast': options.forecast, 'most_candidates': options.candidates, 'decisions': len(decisions),
-            'compared': dict(Counter(len(each.candidates) for each in compared)),  # what is followed is one of them
+            'compared': dict(Counter(len(each.candidates) for each in compared)),  # the chosen one is among them
             'things_told': round(float(np.mean([len(each.things) for each in decisions])), 2) if decisions else None,
             'predictions': predictions,
             **{f'{part}_ms': {name: round(float(np.quantile([1e3 * getattr(each, f'{part}_time') for each in compared], q)), 3)
@@ -170,7 +170,7 @@ def preset(name: str):
 
 
 def about_gpus() -> list[str]:
-    """Names of the GPUs, asked of the driver's tool: this process must have no context on them."""
+    """Return the GPUs' names from nvidia-smi, since this process must have no context on them."""
     try:
         command = ['nvidia-smi', '--query-gpu=name', '--format=csv,noheader']
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split('\n')[:-1]

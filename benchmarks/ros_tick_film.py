@@ -1,4 +1,4 @@
-"""What the robot of ros_tick.py sees: a recording of a street in the simulator, at the rate of its camera."""
+"""The images of the robot of ros_tick.py: a recording of a street in the simulator, at the rate of its camera."""
 from __future__ import annotations
 
 import math
@@ -9,13 +9,13 @@ import numpy as np
 
 SEED = 3_100_000  # of the street
 SECONDS = 4.0
-STEP = 0.005  # s, that the simulator's times are multiples of
+STEP = 0.005  # s, divides the simulator's times
 
 
 @dataclass(frozen=True)
 class Film:
-    """``images`` uint8 (H, W, 3), and by the wheels at each one, poses (3,), m and rad, and twists (2,), m/s and rad/s; its
-    end leads to its beginning by a jump of the scene. ``goal``: the colour behind the street."""
+    """``images`` uint8 (H, W, 3), and at each one, by wheel odometry, poses (3,), m and rad, and twists (2,), m/s and rad/s;
+    it loops with a jump of the scene. ``goal``: the colour behind the street."""
 
     images: list[np.ndarray]
     poses: list[tuple[float, ...]]
@@ -24,7 +24,7 @@ class Film:
 
 
 def film(size: tuple[int, int], rate: float) -> Film:
-    """Record one in a process of its own: the caller is to have no context on a GPU."""
+    """Record a film in a process of its own, so that the caller gets no context on a GPU."""
     with multiprocessing.get_context('spawn').Pool(1) as pool:
         return pool.apply(_film, (size, rate))
 
@@ -37,7 +37,7 @@ def _film(size: tuple[int, int], rate: float) -> Film:
     world.load(task_scene('street', SEED))
     wheels, images, poses, twists = WheelOdometry(world), [], [], []
     for number in range(round(SECONDS * rate)):
-        # It looks to and fro, as one that waits at the roadside.
+        # The robot looks to and fro, as if waiting at the roadside.
         action = np.array([0.0, 0.3 * math.sin(math.tau * number / (SECONDS * rate))])
         steps = round((number + 1) / rate / STEP) - round(number / rate / STEP)
         world.step(action, steps * STEP)

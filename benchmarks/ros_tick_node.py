@@ -16,14 +16,14 @@ ENGINE = 'ROS_TICK_ENGINE'  # environment variable: JSON with preset, trained, r
 
 
 def load_engine(model: str, **chosen: Any) -> Any:
-    """As the node's parameters choose, but for the model: these know no random weights, and ENGINE names a preset."""
+    """Load an engine by the node's parameters, except for the model: ENGINE names a preset, which may have random weights."""
     from worldmodel_ros.engine.loading import load, load_random
     from worldmodel_ros.model.presets import PRESETS
     wanted = json.loads(os.environ[ENGINE])
     name = wanted['preset']
     if wanted['trained']:
         return load(name, sessions=1, **chosen)
-    # A model's step is the camera's: what it would learn from data of that rate.
+    # The model's step becomes the camera's, as if trained on data of that rate.
     PRESETS[name] = replace(PRESETS[name], step_period=1.0 / wanted['rate_hz'])
     if wanted['gathered']:
         from tick_measure import gathering_engine

@@ -1,4 +1,4 @@
-"""The robot of ros_tick.py: a camera and wheels at a steady rate, and a base that takes commands."""
+"""The robot of ros_tick.py: a camera and wheels at a steady rate, and a base that receives commands."""
 from __future__ import annotations
 
 import array
@@ -25,15 +25,15 @@ from worldmodel_ros.nodes.common.qos import CAMERA, ODOMETRY, STATUS
 if TYPE_CHECKING:
     from ros_tick_film import Film
 
-PICTURES = 16  # different ones: a camera that shows the same one is frozen
+PICTURES = 16  # different ones, since a camera that repeats one image counts as frozen
 FIRST_COMMAND = 30.0  # s
 
 
 class Robot:
-    """Publishes images from ``begin`` on, and odometry with those of a film; ``taken`` has what came back since ``clear``."""
+    """Publishes images from ``begin`` on, with odometry if given a film; ``taken`` has what came back since ``clear``."""
 
     def __init__(self, size: tuple[int, int], rate: float, domain: int, film: Film | None = None):
-        """Without a ``film``, of noise."""
+        """Without a ``film``, images are noise."""
         self._period, self._film_of = 1.0 / rate, film
         rng = np.random.default_rng(0)
         images = film.images if film else [rng.integers(0, 256, (*size, 3), np.uint8) for _ in range(PICTURES)]
@@ -49,7 +49,7 @@ class Robot:
         if film:
             self._node.create_subscription(Decision, 'decision', self._on_decision, STATUS)
             self._node.create_subscription(MarkerArray, 'predicted_path', self._on_prediction, STATUS)
-        self._executor = SingleThreadedExecutor(context=self._context)  # it tells when DDS had a message
+        self._executor = SingleThreadedExecutor(context=self._context)  # it reports when DDS had a message
         self._executor.add_node(self._node)
         self._lock = threading.Lock()
         self._over, self._driven = threading.Event(), threading.Event()
@@ -69,10 +69,10 @@ class Robot:
         rclpy.try_shutdown(context=self._context)
 
     def begin(self, timeout: float = FIRST_COMMAND) -> None:
-        """Films until there is a command; raises RuntimeError if none comes.
+        """Start publishing and wait for a command; raises RuntimeError if none comes.
 
-        From then on this process collects no garbage, and its threads take turns more often: a pause between an image's
-        stamp and its way out would be taken for the system's.
+        From then on this process does not collect garbage, and its threads switch more often: a pause between an image's
+        stamp and its publication would count as the system's.
         """
         gc.collect()
         gc.disable()
@@ -88,12 +88,12 @@ class Robot:
             self._decisions, self._predictions = [], 0
 
     def taken(self) -> tuple[int, list[float], list[DeadlineStatus]]:
-        """Images published, the age of each command's image when it came (s), and statuses, since ``clear``."""
+        """Return images published, the age of each command's image on receipt (s), and statuses, since ``clear``."""
         with self._lock:
             return self._images, list(self._commands), list(self._statuses)
 
     def decided(self) -> tuple[list[Decision], int]:
-        """Decisions, and how many predictions were published, since ``clear``."""
+        """Return decisions, and the number of predictions published, since ``clear``."""
         with self._lock:
             return list(self._decisions), self._predictions
 
@@ -119,7 +119,7 @@ class Robot:
 
     def _on_command(self, message: TwistStamped, info: dict[str, int]) -> None:
         stamp = message.header.stamp.sec * 10 ** 9 + message.header.stamp.nanosec
-        if not stamp:  # the gate's own, a stop
+        if not stamp:  # the gate's own stop
             return
         with self._lock:
             self._commands.append((info['received_timestamp'] - stamp) / 1e9)

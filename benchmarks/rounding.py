@@ -1,11 +1,11 @@
 """
-How far the plans of one session differ by what they are computed with: another engine, a store, batches of several.
+How far the plans of one session differ between computations: another engine, a store, larger batches.
 
     python benchmarks/rounding.py --json benchmarks/results/rounding_<machine>.json
 
-Sessions of random weights take in the same frames: alone; in a second engine with the same weights, by the same thread and
-by another one; with the session stored, closed and read back before each frame; and in batches with others. Only the first
-and what goes by way of the store must be equal to the bit on every device: a batch of another size adds up in another
+Sessions of random weights take in the same frames: alone; in a second engine with the same weights, on the same thread and
+on another one; with the session stored, closed and read back before each frame; and in batches with others. Only repeating
+the first and going through the store must be equal to the bit on every device: a batch of another size sums in another
 order, and on a GPU two engines need not run the same kernels.
 """
 from __future__ import annotations
@@ -33,15 +33,15 @@ Frames = list[tuple[np.ndarray, np.ndarray]]
 
 
 def frames_of(spec: Preset, seed: int, ticks: int) -> Frames:
-    """Frames and executed actions of noise."""
+    """Return frames and executed actions of noise."""
     rng = np.random.default_rng(seed)
     return [(rng.integers(0, 256, (*spec.image_size, 3), dtype=np.uint8),
              rng.uniform(-0.2, 0.5, spec.actions).astype(np.float32)) for _ in range(ticks)]
 
 
 def plans_of(engine: Engine, together: Sequence[Frames], stored: bool = False) -> list[np.ndarray]:
-    """Plans of the first of some sessions, which take in their frames in one batch each; ``stored``: which are stored,
-    closed and read back before each frame but the first."""
+    """Return the plans of the first of some sessions, which take in their frames in one batch each; ``stored``: they are
+    stored, closed and read back before each frame but the first."""
     sessions, plans, store = [engine.open_session() for _ in together], [], HostStore()
     logs = [SessionLog(store, f'session{number}', 1) for number in range(len(together))]
     for inputs in zip(*together):
@@ -69,7 +69,7 @@ def _by_way_of_a_store(engine: Engine, session: Session, log: SessionLog) -> Ses
 
 
 def row(preset: str, backend: str, ticks: int) -> dict:
-    """One preset on one back end."""
+    """Return the row of one preset on one back end."""
     first, second = (load_random(preset, backend, sessions=5) for _ in range(2))
     frames = [frames_of(first.spec, seed, ticks) for seed in range(4)]
     alone = plans_of(first, frames[:1])

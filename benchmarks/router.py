@@ -1,10 +1,10 @@
 """
-How long the fleet's router takes for a decision, with many sessions on many servers.
+How long a decision of the fleet's router takes, with many sessions on many servers.
 
     python benchmarks/router.py --json benchmarks/results/router_<machine>.json
 
 ``route_new``: a session that has no server gets one; ``route_known``: one that has is told which; ``renew``: a server says that
-it still runs one. Processor time of the thread, since a busy machine would add the others' turns; ``wall`` has them in it.
+it still runs one. CPU time of the thread, since wall-clock time (``wall``) on a busy machine includes waiting.
 """
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from worldmodel_ros.serving.fleet.router import Demand, Router, RouterSettings, 
 
 def quantiles(function: Callable[[int], object], numbers: list[int], before: Callable[[int], object] = bool
               ) -> dict[str, float]:
-    """Of calls, in us; what is done ``before`` each does not count."""
+    """Return the times of calls, in us; what is done ``before`` each does not count."""
     processor, wall = [], []
     gc.collect()
     gc.disable()
@@ -48,7 +48,7 @@ def main() -> int:
     parser.add_argument('--json', type=Path)
     options = parser.parse_args()
     rng = np.random.default_rng(0)
-    # All of them fit: what is measured is the search, not a refusal.
+    # All sessions fit, so that the search is measured, not a refusal.
     router = Router(rng.uniform(0.5, 2.0, options.servers), settings=RouterSettings(full=100.0, blocking=100.0))
     demands = [Demand(0.006, 0.1, phase, frozenset(rng.integers(0, options.servers, 2).tolist()), 0.02)
                for phase in rng.random(options.sessions)]

@@ -1,10 +1,10 @@
-"""What the time of a second pass buys best: alternatives to it, each a rung above one pass, in paired rooms.
+"""Which use of a second pass's time is best: alternatives to it, each a rung above one pass, in paired rooms.
 
     python benchmarks/second_pass.py times --json second_pass_times.json
     python benchmarks/second_pass.py drive --seeds 3000000:3000400 --tasks street intercept --workers 2 --json second_pass.json
     python benchmarks/second_pass.py drive --ways one_pass doubt --seeds 3220000:3220200 --tasks street --json doubt.json
 
-``times`` measures what each takes from a frame to its command; ``drive`` has each decide, with that as its delay.
+``times`` measures each from a frame to its command; ``drive`` has each decide, with that as its delay.
 """
 import argparse
 import json
@@ -34,14 +34,14 @@ from worldmodel_ros.sim.world import World
 
 ALIKE = [number for number, slot in enumerate(SLOTS) if slot.alike]
 MOVES = [number for number, slot in enumerate(SLOTS) if slot.moves]
-_SAME = 0.4  # m, apart at present, within which two forecasts of alike things are of the same one
+_SAME = 0.4  # m, within which two present forecasts of alike things are of the same one
 _LIKELY = 0.5
 PACKAGES = ('mujoco', 'numpy', 'onnxruntime')
 Told = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class Certain(Deliberation):
-    """As the robot decided before what is out of view was in doubt: what is forecast counts as sure."""
+    """The decision without doubt about what is out of view: forecasts count as certain."""
 
     def choose(self, terms, view, *rest, **named):
         things = {name: replace(thing, unseen=None) for name, thing in view.things.items()}
@@ -60,7 +60,7 @@ class Sampled(Certain):
     """Candidates are scored on samples of the future, by the measured error of the forecast, not on its mean."""
 
     COUNT = 6
-    NOW, RATE = 0.035, 0.068  # m, and m a second: standard deviation of a mover's forecast place along each axis
+    NOW, RATE = 0.035, 0.068  # m, and m per second: standard deviation of a mover's forecast place along each axis
 
     def __init__(self, settings=DECIDING) -> None:
         super().__init__(settings)
@@ -78,7 +78,7 @@ class Sampled(Certain):
 
 
 class Passes:
-    """The forecast of so many passes; 1.5: the mean of one and two."""
+    """The forecast of ``passes`` passes; 1.5: the mean of one and two."""
 
     def __init__(self, stream: Forecast, passes: float) -> None:
         self._stream, self._passes, self.times = stream, passes, stream.times
@@ -102,7 +102,7 @@ class Mirrored:
 
 
 class Earlier:
-    """The mean of the newest forecast and of the one before, moved to where the robot is now and to its time."""
+    """The mean of the newest forecast and the one before, moved to the robot's present pose and time."""
 
     def __init__(self, stream: Forecast, share: float = 0.35) -> None:
         self._stream, self._share, self.times = stream, share, stream.times
@@ -118,8 +118,8 @@ class Earlier:
 
 
 class Remembered:
-    """What is out of view is where the last forecast of when it was in view has it, for some seconds; ``share``: of that, the
-    rest is the newest forecast's."""
+    """Things out of view are placed by the last forecast from when they were in view, for some seconds; ``share``: the weight
+    of that, the rest is the newest forecast's."""
 
     SECONDS, SAME = 3.0, 0.7
 
@@ -159,8 +159,8 @@ class Remembered:
 
 
 class Corrected:
-    """A forecast of one pass, in which a part of what it tells of the shuttles that it knows is the truth instead: where they
-    are, how they go on, or both; ``all``: and those that it does not know are told, too. What a better forecast could win."""
+    """A forecast of one pass, corrected in part by the truth about the shuttles that it knows: their places, their motion, or
+    both; ``all``: shuttles that it does not know are added, too. An upper bound for a better forecast."""
 
     def __init__(self, stream: Forecast, what: str) -> None:
         self._stream, self._what, self.times = stream, what, stream.times
@@ -190,7 +190,7 @@ def _in_view(place: np.ndarray, degrees: float = 42.0) -> bool:
 
 
 def _without_nearest(kept: list, number: int, place: np.ndarray, within: float) -> tuple[tuple | None, list]:
-    """Return what is kept of the thing that a slot has at a place, or None, and the others."""
+    """Return the kept entry of the thing that a slot has at a place, or None, and the others."""
     same = [it for it in kept if (it[0] == number) or (it[0] in ALIKE and number in ALIKE)]
     nearest = min(same, key=lambda it: np.hypot(*(it[2][0] - place)), default=None)
     if nearest is None or np.hypot(*(nearest[2][0] - place)) > within:
@@ -199,11 +199,11 @@ def _without_nearest(kept: list, number: int, place: np.ndarray, within: float) 
 
 
 def _a_period_later(places: np.ndarray, times: np.ndarray, measured: np.ndarray) -> np.ndarray:
-    """Return places (T, S, 2) as base_link has them a period later, at the same ``times`` (T,) from then on."""
+    """Return places (T, S, 2) in base_link a period later, at the same ``times`` (T,) from then on."""
     pose, = along_arc(np.zeros((1, 3)), np.asarray(measured, float)[None], PERIOD)
     later = np.stack([[np.interp(times + PERIOD, times, places[:, slot, axis]) for slot in range(places.shape[1])]
                       for axis in range(2)], -1).swapaxes(0, 1)
-    # The last time is beyond the forecast: it goes on as it went.
+    # The last time is beyond the forecast, which is extrapolated.
     rate = (places[-1] - places[-2]) / (times[-1] - times[-2])
     later[-1] = places[-1] + rate * PERIOD
     cos, sin = np.cos(pose[2]), np.sin(pose[2])
@@ -211,7 +211,7 @@ def _a_period_later(places: np.ndarray, times: np.ndarray, measured: np.ndarray)
 
 
 def _mean(one: Told, other: Told, walls: np.ndarray, share: float = 0.5) -> Told:
-    """Return the mean of two forecasts, with ``share`` of the other; alike things are paired by where they are."""
+    """Return the mean of two forecasts, with ``share`` of the other; alike things are paired by position."""
     presence, places = one[0].copy(), np.array(one[1])
     pairs = [(number, number) for number in range(len(presence)) if number not in ALIKE]
     left = [number for number in ALIKE if other[0][number] > _LIKELY]
@@ -231,7 +231,7 @@ MORE = (*(Candidate(f'lead {lead:.1f} s', lead) for lead in np.arange(0.0, 2.0, 
         *(Candidate(f'{v:.1f} m/s, {w:.1f} rad/s, {steps * PERIOD:.1f} s', 0.0, (v, w), steps)
           for v in (-0.3, 0.0, 0.3, 0.6) for w in (-1.2, 0.0, 1.2) for steps in (3, 5, 8)), CANDIDATES[-1])
 
-# What decides: a stream, and a deliberation.
+# By way: a stream, a deliberation and its settings.
 WAYS: Mapping[str, tuple] = {
     'one_pass': (lambda open_: open_(), Certain, DECIDING),
     'doubt': (lambda open_: open_(), Deliberation, DECIDING),
@@ -262,7 +262,7 @@ def _forecast():
 
 
 def controller(way: str, look: Callable[[World, tuple[int, int]], np.ndarray] = World.render) -> Learned:
-    """What decides in a way, for one episode."""
+    """Return the controller of a way, for one episode."""
     forecast, _ = _forecast()
     stream, deliberation, settings = WAYS[way]
     return Learned(stream(forecast.open), forecast.image_size, 1, look=look, deliberation=deliberation(settings))
@@ -299,12 +299,12 @@ def driven(ways: Sequence[str], tasks: Sequence[str], seeds: Sequence[int], work
 
 
 def delay(way: str) -> float:
-    """Seconds from an image to its command."""
+    """Return the seconds from an image to its command."""
     return rung_seconds()['one_step' if way in ('one_pass', 'doubt') or way.startswith('true') else 'two_step']
 
 
 def table(found: dict[tuple[str, str, int], dict]) -> dict:
-    """By task, of the rooms that all have driven: the success of each way, and how it compares with one pass."""
+    """Return by task, for the rooms that all have driven: the success of each way, and its comparison with one pass."""
     result: dict[str, dict] = {}
     ways = list(dict.fromkeys(way for way, _, _ in found))
     for task in dict.fromkeys(task for _, task, _ in found):
@@ -322,7 +322,7 @@ def table(found: dict[tuple[str, str, int], dict]) -> dict:
 
 
 class Timed:
-    """A controller of one way; ``seconds``: CPU time of each decision, the image apart."""
+    """A controller of one way; ``seconds``: CPU time of each decision, without rendering."""
 
     def __init__(self, way: str) -> None:
         self.seconds: list[float] = []
@@ -343,14 +343,14 @@ class Timed:
 
 
 def times(ways: Sequence[str], seeds: Sequence[int]) -> dict:
-    """CPU time of each way's decisions on the street, in ms, and of a product of matrices in the same minutes."""
+    """Return the CPU time of each way's decisions on the street, in ms, and of a product of matrices in the same minutes."""
     spent, products = {way: [] for way in ways}, []
     matrix = np.random.default_rng(0).random((384, 384), np.float32)
     for seed in seeds:
         for way in ways:
             timed = Timed(way)
             drive(TASKS['street'].setup(seed), timed, delay(way), _forecast()[1])
-            spent[way] += timed.seconds[3:]  # without first calls
+            spent[way] += timed.seconds[3:]  # without the first calls
             begun = time.thread_time()
             _ = matrix @ matrix
             products.append(time.thread_time() - begun)

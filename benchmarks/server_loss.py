@@ -1,9 +1,9 @@
-"""Kills the engine that two robots share while it drives them, again and again: do they go on?
+"""Kills the engine that two robots share while it drives them, repeatedly: do they go on?
 
     python benchmarks/server_loss.py --kills 20 --json benchmarks/results/server_loss_<machine>.json
 
-For each kill and robot: the longest time for which no command moved it in the 2 s that follow, where it arrives on
-cmd_vel (100 ms: no tick was missed). The commands that came late to a robot are counted by the robot itself, and what answered
+For each kill and robot: the longest time for which no command moved it in the 2 s that follow, measured where it arrives on
+cmd_vel (100 ms: no tick was missed). Late commands are counted by the robot itself, and the sources of answers
 by its node. The scenario is that of the tests (test/scenarios/server.py).
 """
 from __future__ import annotations

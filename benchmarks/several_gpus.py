@@ -1,17 +1,17 @@
-"""All that several GPUs are measured for, in one command of at most ten minutes; the most wanted first, and JSON as it comes.
+"""All benchmarks of several GPUs in one command of at most ten minutes, by priority; JSON is written as results come.
 
     python benchmarks/several_gpus.py --gpus 2 --folder benchmarks/results
     python benchmarks/several_gpus.py --gpus 4 --parts robot worlds ros --folder benchmarks/results
 
 * robot: ``robot_3b`` and ``robot_3b_4k`` on all of them, each with nothing compiled; on one, both at once, with ``robot_3b``
-  on two others where there are four (``tick_*.json``).
+  on two others if there are four (``tick_*.json``).
 * worlds: LingBot-World-Fast 14B in FP8 and bf16 (``wan_parallel.py``).
 * ros: ``robot_3b`` over ROS, two steps, camera message in to command out (``ros_tick.py``).
 * loss: a rank is killed while a robot drives (``rank_loss.py``), and the model's answers on several (``parallel.py``).
 * cold: ``robot_3b`` is started twice more with nothing compiled.
 
-``several_gpus.json`` has each program's command, seconds and exit status, and the scaling. What falls out where time is short
-is what comes last.
+``several_gpus.json`` has each program's command, seconds and exit status, and the scaling. If time is short, the last parts
+are left out.
 """
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROS_RATE = 15.0  # Hz: ticks of two steps fit between two images
 
 
 class Programs:
-    """Runs programs, each with its limit of seconds, and notes what became of them."""
+    """Runs programs, each with its limit of seconds, and notes their outcomes."""
 
     def __init__(self, folder: Path, seconds: float):
         self.folder, self._end, self.done = folder, time.monotonic() + seconds, []
@@ -38,7 +38,7 @@ class Programs:
         return self._end - time.monotonic()
 
     def run(self, *programs: Program) -> None:
-        """Run programs at the same time, of which each may take so long as is left, at most its limit."""
+        """Run programs at the same time, each for at most its limit and the time left."""
         if self.left() < 20.0:
             self.done += [{'program': program.name, 'error': 'not begun: no time was left'} for program in programs]
             return
@@ -50,8 +50,8 @@ class Programs:
 
 def ticks(preset: str, gpus: int, folder: Path, name: str = '', cold: bool = False, seen: tuple[int, ...] = (),
           options: tuple[str, ...] = ()) -> Program:
-    """Ticks of a preset, in a folder of their own: two programs of one GPU write the same file. ``seen``: its GPUs, all if
-    none is named."""
+    """Return a program for ticks of a preset, in a folder of their own, since two programs of one GPU write the same file.
+    ``seen``: its GPUs, all if none is named."""
     name, seconds = name or f'{preset}_{gpus}', TICK_S[preset]
     return Program(name, 150.0, *script('tick.py', '--gpus', str(gpus), '--presets', preset, '--dtypes', 'fp8', '--steps', '2',
                                         '--limit', str(seconds), '--budget', '140', '--folder', str(folder / name), *options),
@@ -59,7 +59,7 @@ def ticks(preset: str, gpus: int, folder: Path, name: str = '', cold: bool = Fal
 
 
 def chunk_ms(folder: Path) -> dict | None:
-    """The first row that ``ticks`` wrote."""
+    """Return the first row that ``ticks`` wrote."""
     for file in folder.glob('tick_*.json'):
         for row in json.loads(file.read_text())['rows']:
             return {'chunk_ms': row['chunk_ms'], 'commit_ms': row['commit_ms'], 'ticks': row['ticks'], 'gpu': row['gpu'],

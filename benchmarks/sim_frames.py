@@ -1,4 +1,4 @@
-"""How long the simulator takes for one frame, 0.1 s of physics and a picture of 64x64, in each kind of scene."""
+"""How long the simulator takes for one frame, 0.1 s of physics and an image of 64x64, in each kind of scene."""
 import argparse
 import time
 from pathlib import Path
@@ -11,7 +11,7 @@ from worldmodel_ros.sim.world import World
 
 
 def measure(world: World, frames: int) -> dict:
-    """Milliseconds of the physics and of the picture, p50 and p99, of a robot that drives in circles."""
+    """Return milliseconds of the physics and of the image, p50 and p99, of a robot that drives in circles."""
     times = np.empty((frames, 2))
     for i in range(-10, frames):  # the first frames warm up
         began = time.perf_counter()

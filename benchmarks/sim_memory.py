@@ -1,9 +1,9 @@
-"""How the simulated robot's resident memory grows: by itself, with new rooms, and with subscribers that are killed.
+"""How the simulated robot's resident memory grows: when idle, with new rooms, and with subscribers that are killed.
 
     python benchmarks/sim_memory.py --minutes 9 --json benchmarks/results/sim_memory_<machine>.json
 
-Each robot is a process of its own with one subscriber, all at the same time; the first minute is warm-up. A leak goes on, what
-comes to an end was the heap's (docs/faults.md).
+Each robot is a process of its own with one subscriber, all at the same time; the first minute is warm-up. A leak keeps
+growing; growth that ends was the heap's (docs/faults.md).
 """
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from result_file import ROOT, provenance, write_result
 
 sys.path.insert(0, str(ROOT / 'test'))
 WARM_UP = 60.0   # s
-SAMPLE = 5.0     # s between two looks
+SAMPLE = 5.0     # s between two samples
 ROOM = 0.5       # s between two new rooms
 LIFE = 1.5       # s between two subscribers
 
-# Says when it hears the robot, and then waits to be killed.
+# Prints when it receives an image, and then waits to be killed.
 _SUBSCRIBER = '''
 import rclpy, sys
 from sensor_msgs.msg import Image
@@ -60,7 +60,7 @@ CASES = {case.__name__: case for case in (nothing, new_rooms, killed_subscribers
 
 
 def measure(case: str, minutes: float) -> dict:
-    """Return how often it was done, and the resident memory [MiB] at the end of the warm-up and of each minute after it."""
+    """Return the number of actions, and the resident memory [MiB] at the end of the warm-up and of each minute after it."""
     from sim_robot_rig import robot
     with tempfile.TemporaryDirectory() as folder, robot(Path(folder), seed=7) as (process, onlooker):
         start, times, samples = time.monotonic(), 0, []
@@ -80,7 +80,7 @@ def measure(case: str, minutes: float) -> dict:
 
 
 def memory(pid: int) -> float:
-    """Return the resident memory of a process [MiB]. Raises RuntimeError where it has ended: that is no measurement."""
+    """Return the resident memory of a process [MiB]. Raises RuntimeError if it has ended."""
     from faults.soak import resident
     mib = resident(pid)
     if not mib:
@@ -107,7 +107,7 @@ def main() -> int:
 
 
 def at_the_same_time(cases: list[str], minutes: float, folder: Path) -> list[dict]:
-    """Measure each in a process and a ROS domain of its own: who joins a domain is met by all that are in it."""
+    """Measure each in a process and a ROS domain of its own, since participants of one domain discover each other."""
     processes = []
     for case in cases:
         processes.append(subprocess.Popen([sys.executable, __file__, '--minutes', str(minutes), '--cases', case, '--json',

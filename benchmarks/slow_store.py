@@ -1,11 +1,11 @@
 """
-An object store behind a link of so many MB a second: which sessions are read from it, and which are refused beforehand.
+An object store behind a link of limited MB/s: which sessions are read from it, and which are refused beforehand.
 
     python benchmarks/slow_store.py --json benchmarks/results/resume_slow_store_<machine>.json
 
 Real sessions of a real model in a real object store made of files; each read waits for as long as its bytes take on the link.
 The keeper of a service measures a few reads, as it does while it serves, and is then asked to open a session: it reads it, or
-says beforehand that it would take longer than ``--within`` s, and begins it again.
+predicts that this would take longer than ``--within`` s, and begins the session again.
 """
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Link:
 
 
 def row(store: ObjectStore, rate: float, service: Service, engine, within: float) -> dict:
-    """One link."""
+    """Return the row of one link."""
     name = f'robot{rate:g}'
     keeper = Keeper(service, engine, Link(store, rate * 1e6), '/here', KeeperSettings(period=1e9, patience=60.0, within=within))
     robot = Robot(0, keeper, engine.spec)

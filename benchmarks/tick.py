@@ -3,13 +3,13 @@
     python benchmarks/tick.py --folder benchmarks/results                 # writes tick_<gpu>.json there
     python benchmarks/tick.py --folder ... --gpus 1 4 --cases robot_3b    # of the cases, those with these in their name
 
-Random weights: as fast as trained ones. A tick is a camera frame on the host to its checked plan on the host, over a
-full window, one after the other, or as far apart as a camera's are (--periods). Times of networks are the device's own:
-``chunk_ms`` is all denoising steps of a chunk, ``commit_ms`` the pass that makes the observed frame a part of the cache.
-Next to them, in the same run, stands what one would write without this project: the same network in bf16 under
+Random weights, as fast as trained ones. A tick is from a camera frame on the host to its checked plan on the host, over a
+full window, back to back or at a camera's interval (--periods). Times of networks are device times:
+``chunk_ms`` is all denoising steps of a chunk, ``commit_ms`` the pass that adds the observed frame to the cache.
+The baseline, in the same run, is what one would write without this project: the same network in bf16 under
 torch.compile, with a cache that is cloned (tick_baseline.py); ``ratio_compile_bf16`` is its chunk's time by this one's, and
 ``ratio_compile_bf16_masked`` that of the same without FlexAttention where a preset has tiles.
-Every case has a process of its own, so that one that fails leaves the others', and rows are written as they come.
+Every case has a process of its own, so that a failure leaves the others' rows, which are written as they come.
 """
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Case:
 
 
 def cases(gpus: int) -> list[Case]:
-    """What is measured on so many GPUs, the most wanted first."""
+    """Return what is measured on ``gpus`` GPUs, by priority."""
     if gpus == 1:
         return [Case('base', 'bf16-compiled'), Case('robot_3b', 'fp8'), Case('robot_3b', BASELINE),
                 Case('base', BASELINE), Case('base', 'fp8'), Case('robot_3b', 'bf16'), Case('base', 'bf16'),
@@ -87,7 +87,7 @@ def main() -> int:
 
 
 def run_apart(case: Case, limit: float, *more: str) -> tuple[dict, str]:
-    """A case in a process of its own: what it says of the machine, its rows, and why there are no more."""
+    """Run a case in a process of its own; return its machine and rows, and why there are no more."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / 'rows.json'
         command = [sys.executable, __file__, *sys.argv[1:], *more, '--case', json.dumps(asdict(case)), '--out',
@@ -102,7 +102,7 @@ def run_apart(case: Case, limit: float, *more: str) -> tuple[dict, str]:
 
 
 def run_case(case: Case, options: argparse.Namespace) -> int:
-    """One case, in this process."""
+    """Run one case, in this process."""
     import torch
     from tick_work import PEAK, cache_bytes_per_second, chunk_flops
 
@@ -114,7 +114,7 @@ def run_case(case: Case, options: argparse.Namespace) -> int:
     measured = run_baseline if case.dtype in RATIOS else run_engine
     gpu = torch.cuda.get_device_name() if on_gpu else 'none'
     for steps, found in measured(case, options):
-        if steps is None:  # of the start alone
+        if steps is None:  # start-up only
             options.out.write_text(json.dumps({'about': {}, 'rows': [], **found}))
             continue
         flops, chunk = chunk_flops(preset, steps), found['chunk_ms']['p50']
@@ -133,7 +133,7 @@ def run_case(case: Case, options: argparse.Namespace) -> int:
 
 
 def run_engine(case: Case, options: argparse.Namespace):
-    """The steps and measures of this project's engine."""
+    """Yield the steps and measurements of this project's engine."""
     from tick_measure import measure, memory
 
     from worldmodel_ros.engine.loading import load_random
@@ -167,7 +167,7 @@ def run_baseline(case: Case, options: argparse.Namespace):
 
 
 def compare(rows: list[dict]) -> None:
-    """Fills in how many times faster than the baselines on one such GPU each row is."""
+    """Add to each row how many times faster it is than the baselines on one such GPU."""
     for dtype, ratio in RATIOS.items():
         times = {(row['gpu'], row['preset'], row['steps']): row['chunk_ms']['p50'] for row in rows
                  if row['dtype'] == dtype}

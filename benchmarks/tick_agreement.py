@@ -1,10 +1,10 @@
-"""Whether a GPU's ticks, queued, captured, compiled, and with questions in the background, give the numbers of plain calls.
+"""Whether a GPU's ticks, queued, captured, compiled, and with questions in the background, equal those of plain calls.
 
     python benchmarks/tick_agreement.py --presets tiny base --json benchmarks/results/tick_agreement_<gpu>.json
 
 Random weights. The reference is the same network in the same precision, run eagerly call by call. Differences are the
 largest, relative to the largest absolute value. Questions are asked while ticks go on, one unit at a time next to each
-tick, again and again; their answers must be those that they have when nothing else runs.
+tick, repeatedly; their answers must be the same as when nothing else runs.
 """
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from worldmodel_ros.engine.session import Future, Session
 from worldmodel_ros.kernels.pages import Precision
 
 TOLERANCE = {Precision.FP32: 2e-3, Precision.BF16: 5e-2}  # relative; convolutions on a GPU round to TF32
-LAST = 6  # ticks of a drive whose answers are compared
+LAST = 6  # ticks of an episode whose answers are compared
 
 
 def engine_of(preset: str, precision: Precision, **options: bool) -> Engine:
@@ -44,7 +44,7 @@ def tick(session: Session, frame: np.ndarray, executed: np.ndarray, steps: int) 
 
 
 def drive(engine: Engine) -> list[dict[str, np.ndarray]]:
-    """Answers of the last ticks of a drive over a window that fills and rolls."""
+    """Return answers of the last ticks of an episode over a window that fills and rolls."""
     spec, host, answers = engine.spec, engine.backend.host, []
     frames, executed = inputs(spec, spec.window_frames + LAST)
     session = engine.open_session(seed=1)
@@ -72,7 +72,7 @@ def question(session: Session, meanwhile=None) -> Future:
 
 
 def beside(engine: Engine, repeats: int) -> dict:
-    """Questions next to ticks against questions alone, from the same moments; and what ticks gave meanwhile."""
+    """Compare questions next to ticks with questions alone, from the same moments; and the ticks' own results."""
     spec, host = engine.spec, engine.backend.host
     frames, executed = inputs(spec, spec.window_frames)
     alone, busy = (engine.open_session(seed=1) for _ in range(2))
@@ -91,7 +91,7 @@ def beside(engine: Engine, repeats: int) -> dict:
         futures: list[Future] = []
         expected, found = question(alone), question(busy, meanwhile)
         pairs = [(found.latents, expected.latents), (found.collision_risk, expected.collision_risk)]
-        for index, future in enumerate(futures):  # the other session catches up, with nothing beside
+        for index, future in enumerate(futures):  # the other session catches up, with nothing else running
             theirs = tick(alone, frames[index % len(frames)], executed, 2)
             pairs += [(host(future.latents), host(theirs.latents)), (future.actions, theirs.actions)]
         worst = max(worst, *(float(np.abs(a - b).max() / (np.abs(b).max() + 1e-6)) for a, b in pairs))
@@ -101,7 +101,7 @@ def beside(engine: Engine, repeats: int) -> dict:
 
 
 def rows(presets: list[str], repeats: int) -> Iterator[dict]:
-    """Yield, for each preset, precision and way of running it, how far it is from plain calls, or by what it failed."""
+    """Yield, for each preset, precision and way of running it, the difference from plain calls, or the error."""
     on_gpu = torch.cuda.is_available()
     ways = {'graphs': {}, 'compiled': {'compiled': True}} if on_gpu else {'again': {}}
     for preset in presets:
@@ -112,10 +112,10 @@ def rows(presets: list[str], repeats: int) -> Iterator[dict]:
                 try:
                     engine = engine_of(preset, precision, **how)
                     row['difference'] = difference(drive(engine), reference)
-                    with engine.backend.urgent():  # as a node's thread has it
+                    with engine.backend.urgent():  # as on a node's thread
                         row['beside'] = beside(engine, repeats)
                     row['agrees'] = max(row['difference'], row['beside']['difference']) <= TOLERANCE[precision]
-                except Exception as error:  # the other rows are worth having
+                except Exception as error:  # keep measuring the other rows
                     row |= {'error': f'{type(error).__name__}: {error}', 'agrees': False}
                 yield row
 

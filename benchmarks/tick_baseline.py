@@ -1,8 +1,8 @@
-"""The same networks as one would run them without this project: bf16, torch.compile, a cache that is cloned to grow.
+"""The same networks without this project: bf16, torch.compile, and a cache that is cloned to grow.
 
-Keys and values of the window are one tensor a layer, to which each pass concatenates its own before it attends; what a
-frame adds is concatenated behind, and the oldest dropped. Attention is cuDNN's, where the whole window is attended to; where
-it is not, FlexAttention, which skips the other tiles, or torch's own under a mask (cuDNN's if it takes one), which computes
+Keys and values of the window are one tensor per layer, to which each pass concatenates its own before it attends; those
+of a new frame are appended, and the oldest dropped. Attention is cuDNN's where the whole window is attended to;
+elsewhere FlexAttention, which skips the other tiles, or torch's own under a mask (cuDNN's if it takes one), which computes
 them all. Without masks of the past and heads, and from the latents on.
 """
 from __future__ import annotations
@@ -32,7 +32,7 @@ BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.E
 
 
 class Dense:
-    """A network whose cache layers attend to all of a window; its passes are ``dense``."""
+    """A network whose cache layers attend to the whole window; its passes are ``dense``."""
 
     def __init__(self, dit: DiT, preset: Preset, device: torch.device):
         self.dit, self.preset, self.device = dit, preset, device
@@ -51,11 +51,11 @@ class Dense:
         self.commit_pass = torch.compile(self.commit_pass, dynamic=False, mode=mode)
 
     def commit(self, latents: Tensor, actions: Tensor) -> None:
-        """The clean pass of one frame, (1, 1, h, w, Z), which then is the newest of the window."""
+        """Run the clean pass of one frame, (1, 1, h, w, Z), which becomes the newest of the window."""
         self.newest += 1
         torch.compiler.cudagraph_mark_step_begin()
         window = self.commit_pass(latents, actions, self._rotary(self.newest, 1), self.k, self.v)
-        # What a graph returns is its own memory, which its next replay writes to.
+        # A graph returns its own memory, which the next replay overwrites.
         self.k, self.v = (part.clone() for part in window) if self._graphs else window
 
     def commit_pass(self, latents: Tensor, actions: Tensor, rotary: Tensor, k: Tensor, v: Tensor
@@ -65,7 +65,7 @@ class Dense:
         return tuple(torch.cat([old[:, :, :, self.preset.tokens:], new], 3) for old, new in ((k, keys), (v, values)))
 
     def chunk(self, noise: Tensor, actions: Tensor, steps: int) -> Tensor:
-        """A chunk after the newest frame, denoised."""
+        """Return the denoised chunk after the newest frame."""
         z, rotary = noise, self._rotary(self.newest + 1, self.preset.chunk_frames)
         row = torch.full(z.shape[:2], {1: WHOLE, 2: HALF}.get(steps, FLOW), device=self.device)
         for step in range(steps):
@@ -80,8 +80,8 @@ class Dense:
         return z + (clean - z) * rate
 
     def _rotary(self, first: int, count: int) -> Tensor:
-        """(2, 1, 1, T * P, d / 2), float32."""
-        first %= ROTATIONS  # what a longer run would see does not change its time
+        """Return (2, 1, 1, T * P, d / 2), float32."""
+        first %= ROTATIONS  # wrapping does not change the time
         parts = self._time[:, first:first + count, None], self._space[:, None]
         shape = 2, count, self.preset.tokens, -1
         return torch.cat([part.expand(shape) for part in parts], -1).flatten(1, 2)[:, None, None]
@@ -89,7 +89,7 @@ class Dense:
 
 def dense(dit: DiT, latents: Tensor, tau: Tensor, step: Tensor, actions: Tensor, rotary: Tensor, k: Tensor, v: Tensor
           ) -> tuple[Tensor, Tensor, Tensor]:
-    """A pass in which all tokens see the window (L, 1, H, W * P, d) and each other: clean latents, own keys, values."""
+    """Run a pass in which all tokens see the window (L, 1, H, W * P, d) and each other: clean latents, own keys, values."""
     cond, x = dit.enter(latents, tau, step, actions)
     own = []
     for layer, block in enumerate(dit.blocks):
@@ -107,7 +107,7 @@ class Tiled:
         layout, table, queries = full_window(preset)
         slab = layout.tiles * layout.page_tokens
         keys = len(table) * slab
-        # Plain numbers, since torch.compile would follow the layout into NumPy.
+        # Plain numbers, since torch.compile would trace the layout into NumPy.
         self.frames, self.tiles, self.run = layout.frames, layout.tiles, layout.page_tokens // layout.frames
         shape = 1, preset.heads, keys - len(queries) * slab, preset.head_dim
         self.window = [torch.randn(2, *shape, dtype=dtype, device=device) for _ in preset.cache_layers]
@@ -143,7 +143,7 @@ class Tiled:
         return z + (clean - z) * rate
 
     def _qkv(self, block: Block, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values (T, H, P, d), normalised and rotated."""
+        """Return queries, keys and values (T, H, P, d), normalised and rotated."""
         q, k, v = qkv[0].permute(2, 0, 3, 1, 4).unbind(0)
         rotary = self.rotary[:, :, None]
         return *(rotate(part, rotary).to(v.dtype) for part in (block.q_norm(q), block.k_norm(k))), v
@@ -160,7 +160,7 @@ class Tiled:
         return out.permute(1, 3, 2, 4, 0, 5).reshape(1, self.preset.chunk_frames, self.preset.tokens, -1)
 
     def _by_page(self, x: Tensor) -> Tensor:
-        """(T, H, P, d) to (1, H, T * P, d), page after page."""
+        """Return (T, H, P, d) as (1, H, T * P, d), page after page."""
         x = x.unflatten(0, (-1, self.frames)).unflatten(3, (self.tiles, -1))  # slab, frame, H, tile, token, d
         return x.permute(2, 0, 3, 1, 4, 5).flatten(1, 4)[None]
 
@@ -169,7 +169,7 @@ Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def attention_by_tiles(lists: PageLists, keys: int, device: torch.device) -> Attention:
-    """FlexAttention of query tiles to the tiles that are listed; it skips the others. On GPUs alone."""
+    """Return FlexAttention of query tiles to the listed tiles, skipping the others. On GPUs only."""
     from attention_cases import flex_mask
     from torch.nn.attention.flex_attention import flex_attention
 
@@ -180,8 +180,8 @@ def attention_by_tiles(lists: PageLists, keys: int, device: torch.device) -> Att
 
 def attention_by_mask(lists: PageLists, keys: int, page_tokens: int, dtype: torch.dtype, device: torch.device
                       ) -> Attention:
-    """Attention to all tiles, of which those that are not listed weigh nothing: a mask (1, 1, queries, keys) to add."""
-    # Finite: a kernel that goes block by block meets blocks of nothing else, and infinities less themselves are none.
+    """Return attention to all tiles with an additive mask (1, 1, queries, keys), in which unlisted ones have no weight."""
+    # Finite, since a blockwise kernel meets fully masked blocks, where the difference of infinities is NaN.
     tiles = torch.full((len(lists.starts) - 1, keys // page_tokens), torch.finfo(dtype).min / 2, dtype=dtype)
     for tile, (begin, end) in enumerate(zip(lists.starts, lists.starts[1:])):
         tiles[tile, lists.pages[begin:end].tolist()] = 0.0
@@ -190,10 +190,10 @@ def attention_by_mask(lists: PageLists, keys: int, page_tokens: int, dtype: torc
 
 
 def build(preset: Preset, device: torch.device, flex: bool = True) -> Dense | Tiled:
-    """A network as one would write it; ``flex``: on a GPU, a preset with tiles attends to them by FlexAttention."""
+    """Build a network as one would write it; ``flex``: on a GPU, a preset with tiles attends to them by FlexAttention."""
     layers = torch.bfloat16 if device.type == 'cuda' else torch.float32
     dit = random_model(preset.name, 0, device, layers).dit.to(device).eval().requires_grad_(False)
-    for part in (dit.embed, dit.blocks, dit.modulation, dit.out):  # as the engine has them
+    for part in (dit.embed, dit.blocks, dit.modulation, dit.out):  # as in the engine
         part.to(layers)
     return Tiled(dit, preset, device, flex) if preset.tile else Dense(dit, preset, device)
 
@@ -201,9 +201,9 @@ def build(preset: Preset, device: torch.device, flex: bool = True) -> Dense | Ti
 @torch.inference_mode()
 def measure_baseline(preset: Preset, steps: int, ticks: int, seconds: float, compiled: bool = True, flex: bool = True
                      ) -> dict:
-    """The faster of the modes of torch.compile that the cache permits; ms of a chunk and of a frame's commit."""
+    """Return the faster of the modes of torch.compile that the cache permits; ms of a chunk and of a frame's commit."""
     device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
-    # Graphs want inputs that stay: a window is copied to them, which a large one's bytes forbid.
+    # Graphs need static inputs: the window is copied to them, which is prohibitive for a large one.
     modes = ['default'] if preset.tile else ['default', 'reduce-overhead']
     found = []
     for mode in modes if compiled else [None]:
@@ -222,7 +222,7 @@ def measure_baseline(preset: Preset, steps: int, ticks: int, seconds: float, com
 
 def chunks(network: Dense | Tiled, steps: int, ticks: int, seconds: float, device: torch.device
            ) -> dict[str, list[float]]:
-    """Milliseconds of each chunk and, of a dense network, of each frame's commit."""
+    """Return milliseconds of each chunk and, for a dense network, of each frame's commit."""
     spec = network.preset
     size = spec.chunk_frames, *spec.latent_size, spec.latent_channels
     noise, latent = torch.randn(1, *size, device=device), torch.randn(1, 1, *size[1:], device=device)
@@ -235,7 +235,7 @@ def chunks(network: Dense | Tiled, steps: int, ticks: int, seconds: float, devic
             commit = clock.ms(lambda: network.commit(latent, actions[:, :1]))
             times['commit'].append(commit)
         times['chunk'].append(clock.ms(lambda: network.chunk(noise, actions, steps)))
-        if tick == WARM:  # what came before compiled
+        if tick == WARM:  # everything before was compilation
             end = time.perf_counter() + seconds
         if end and time.perf_counter() > end:
             break
@@ -243,7 +243,7 @@ def chunks(network: Dense | Tiled, steps: int, ticks: int, seconds: float, devic
 
 
 class Clock:
-    """Times of a function in the device's own time, its start-up from the host included."""
+    """Times a function on the device, launch from the host included."""
 
     def __init__(self, device: torch.device):
         self._on_gpu = device.type == 'cuda'

@@ -1,4 +1,4 @@
-"""One engine's ticks, as a robot has them: how long each takes, and how long the device works on each of its parts."""
+"""Times one engine's ticks as on a robot: how long each takes, and how long the device works on each of its parts."""
 from __future__ import annotations
 
 import gc
@@ -14,12 +14,12 @@ from worldmodel_ros.engine.backends.networks import Source
 from worldmodel_ros.engine.backends.torch import TorchBackend
 from worldmodel_ros.engine.engine import Engine
 
-FRAMES = 16  # different ones, so that no cache of the host makes them cheap
+FRAMES = 16  # different ones, so that host caches do not make them cheap
 WARM = 5
 
 
 def gathering_engine(preset: str, backend: str, sessions: int = 1) -> Engine:
-    """As ``load_random`` on one GPU, but that passes of one session gather their pages."""
+    """Load as ``load_random`` on one GPU, except that passes of one session gather their pages."""
     source = Source(preset, 0, backend)
     networks = source.read()
     made = TorchBackend(networks, precision=source.precision, compiled=backend == 'torch-compiled', in_place=False)
@@ -51,7 +51,7 @@ class Timed:
         return outputs
 
     def milliseconds(self) -> dict[str, float]:
-        """Of each network since the last call, all of its calls together; the device must have done them."""
+        """Return the total of each network since the last call; the device must have finished."""
         found: dict[str, float] = {}
         for network, start, end in self.marks:
             ms = (end - start) * 1e3 if isinstance(start, float) else start.elapsed_time(end)
@@ -61,8 +61,8 @@ class Timed:
 
 
 def measure(engine: Engine, steps: int, ticks: int, seconds: float, period: float = 0.0) -> dict:
-    """``ticks`` ticks over a full window, or as many as ``seconds`` allow, beginning ``period`` s apart, or one right
-    after the other; ms."""
+    """Run ``ticks`` ticks over a full window, or as many as ``seconds`` allow, beginning ``period`` s apart, or back to back;
+    return ms."""
     spec = engine.spec
     rng = np.random.default_rng(0)
     frames = rng.integers(0, 256, (FRAMES, *spec.image_size, 3), dtype=np.uint8)
@@ -109,8 +109,8 @@ def summary(ms: Sequence[float]) -> dict[str, float]:
 
 
 def memory(engine: Engine) -> dict:
-    """What the weights and a second of a session take on one GPU, as allocated; old slabs may lie in fewer bits than
-    new ones, and theirs count."""
+    """Return what the weights and a second of a session take on one GPU, as allocated; if old slabs take fewer bits than
+    new ones, the old ones count."""
     spec, layout, model = engine.spec, engine.memory.layout, engine.backend.model
     storages = [pool.storage for pool in engine.memory.pools]
     weights = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))

@@ -1,4 +1,4 @@
-"""What a chunk must compute, counted from its preset: the useful work that times are judged by."""
+"""The useful work of a chunk, counted from its preset, by which times are judged."""
 from __future__ import annotations
 
 import numpy as np
@@ -14,7 +14,7 @@ PEAK = {'fp8': 1979e12, 'bf16': 989e12}
 
 
 def keys_per_query(preset: Preset) -> list[float]:
-    """Keys that a token of a chunk attends to in each layer, with a full window; the mean over tokens."""
+    """Return the keys that a token of a chunk attends to in each layer, with a full window; the mean over tokens."""
     if preset.tile is None:
         seen = (preset.window_frames + preset.chunk_frames) * preset.tokens
         return [seen if layer in preset.cache_layers else preset.tokens for layer in range(preset.depth)]
@@ -30,7 +30,7 @@ def keys_per_query(preset: Preset) -> list[float]:
 
 
 def full_window(preset: Preset) -> tuple[TileLayout, Table, tuple[int, ...]]:
-    """Tiles of a preset, a table of a full window and a chunk behind it, in successive pages, and the chunk's slabs."""
+    """Return a preset's tiles, a table of a full window followed by a chunk, in successive pages, and the chunk's slabs."""
     layout = TileLayout(preset.tile, preset.grid)
     past, own = preset.window_frames // layout.frames, preset.chunk_frames // layout.frames
     slabs = np.arange(past + own)
@@ -40,13 +40,13 @@ def full_window(preset: Preset) -> tuple[TileLayout, Table, tuple[int, ...]]:
 
 
 def layer_patterns(preset: Preset) -> list[Pattern]:
-    """The neighbourhood of each cache layer."""
+    """Return the neighbourhood of each cache layer."""
     known = dict(zip(dict.fromkeys(preset.patterns), patterns_of(preset)))
     return [known[preset.patterns[number % len(preset.patterns)]] for number in range(len(preset.cache_layers))]
 
 
 def chunk_flops(preset: Preset, steps: int) -> dict[str, float]:
-    """Operations of denoising one chunk: the layers' linears, and both products of the attention."""
+    """Return the operations of denoising one chunk: the layers' linears, and both products of the attention."""
     tokens = preset.chunk_frames * preset.tokens
     linear = 2.0 * tokens * 12 * preset.width ** 2 * preset.depth
     attention = 4.0 * tokens * preset.width * sum(keys_per_query(preset))
@@ -54,5 +54,5 @@ def chunk_flops(preset: Preset, steps: int) -> dict[str, float]:
 
 
 def cache_bytes_per_second(preset: Preset, bytes_per_number: float) -> float:
-    """Keys and values of what a session sees in a second."""
+    """Return the bytes of keys and values that a session adds in a second."""
     return 2.0 * preset.tokens * preset.width * len(preset.cache_layers) * bytes_per_number / preset.step_period

@@ -1,11 +1,11 @@
-"""What the precision of cached pages does to the trained model's predictions, at equal bytes.
+"""The effect of the precision of cached pages on the trained model's predictions, at equal bytes.
 
     python benchmarks/tier_quality.py --json benchmarks/results/tier_quality_tiny.json
 
-Freshly simulated drives. After each frame its page is rounded as the GPU's pages are (``kernels.quantise``), with one scale
+Freshly simulated episodes. After each frame its page is rounded as the GPU's pages are (``kernels.quantise``), with one scale
 for each layer, head and page, and rounded again when it grows old. Quality is the PSNR of predicted chunks of two steps
 while the robot moves, and how far predicted latents and plans are from those of the unrounded, whole window. Differences
-are taken chunk by chunk, with a bootstrap interval over drives.
+are taken chunk by chunk, with a bootstrap interval over episodes.
 """
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Policy:
 
     @property
     def bits(self) -> float:
-        """Of a session, in units of one value of each frame."""
+        """Size of a session, in units of one value of each frame."""
         return self.recent * BITS[self.near] + (self.frames - self.recent) * BITS.get(self.far, 0.0)
 
 
@@ -61,7 +61,7 @@ POLICIES = (
 
 
 def rounded(x: np.ndarray, precision: str) -> np.ndarray:
-    """Keys or values of a page, (layers, heads, tokens, D), as a page of that precision gives them back."""
+    """Return keys or values of a page, (layers, heads, tokens, D), as read back at that precision."""
     t = torch.from_numpy(x)
     if precision == 'fp32':
         return x
@@ -75,7 +75,7 @@ def rounded(x: np.ndarray, precision: str) -> np.ndarray:
 
 
 def apply(policy: Policy, session) -> None:
-    """Rounds the newest page and the one that has just grown old, and drops what the policy does not keep."""
+    """Round the newest page and the one that has just grown old, and drop what the policy does not keep."""
     cache = session._cache
     cache.evict(session.frames_seen - policy.frames)
     pages, storage = cache.table.pages, cache.pools[0].storage
@@ -88,14 +88,14 @@ def apply(policy: Policy, session) -> None:
 
 
 def moments(episode: dict, ahead: int, every: int) -> list[int]:
-    """Every few frames while the robot moves, from the one on at which every policy has dropped something."""
+    """Return every few frames while the robot moves, once every policy has dropped something."""
     return [t for t in range(16, len(episode['frames']) - ahead)
             if t % every == 0 and (np.abs(episode['actions'][t + 1:t + 1 + ahead]) > (MOVING_V, MOVING_W)).any()]
 
 
 def predictions(engine, episode: dict, policy: Policy, chosen: list[int]
                 ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Images, latents and plan at the chosen frames."""
+    """Return images, latents and plan at the chosen frames."""
     session, ahead, found = engine.open_session(), engine.spec.chunk_frames, []
     for t in range(len(episode['frames']) - ahead):
         session.observe(episode['frames'][t], episode['actions'][t])

@@ -1,12 +1,12 @@
-"""Sessions of a model with tiles on this machine's GPU, against the same by the kernels' definitions, in float32.
+"""Sessions of a model with tiles on this machine's GPU, compared with the kernels' definitions in float32.
 
     python benchmarks/tile_correctness.py --json benchmarks/results/tile_correctness_<gpu>.json
 
 The tiles, heads and patterns are those of ``robot_3b``, and so the kernels; width and depth are smaller, and the weights
 random. The definitions, in plain PyTorch, run on the same GPU. Each back end sees the same images, with and without
-CUDA graphs: in one window that is not full yet and in one from which slabs were dropped. Errors are root mean squares,
-relative, of the imagined latents and of a branch's second chunk. Ends with 1 if one is beyond its limit. Without a GPU,
-the back ends are compared as they are on a CPU.
+CUDA graphs: in one window that is not full yet and in one from which slabs were dropped. Errors are relative RMS errors
+of the imagined latents and of a branch's second chunk. Exits with 1 if one exceeds its limit. Without a GPU,
+the back ends are compared as they run on a CPU.
 """
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ from worldmodel_ros.model.weights import RandomWeights, build
 from worldmodel_ros.model.world_model import WorldModel
 
 LARGE = replace(ROBOT_3B, name='tiles', width=512, heads=4, depth=9, vae_width=16, chunk_frames=8, window_frames=16)
-# About twice what rounding alone costs on a CPU; other tiles in the lists, of six layers, cost 0.16 to 0.3.
+# About twice the error of rounding alone on a CPU; wrong tiles in the lists, with six layers, give 0.16 to 0.3.
 LIMITS = {'fp32': 2e-3, 'bf16': 0.04, 'fp8 pages': 0.05, 'fp8': 0.2}
 MOMENTS = (5, 27)
 
 
 @contextmanager
 def definitions() -> Iterator[None]:
-    """Where this machine has a GPU, layers in float32 call the kernels' definitions in their place."""
+    """On a GPU, replace the kernels in float32 layers by their definitions."""
     with ExitStack() as patches:
         if torch.cuda.is_available():
             from worldmodel_ros.kernels import attention_triton, page_write_triton, qk_norm_triton
@@ -75,7 +75,7 @@ def backend(name: str, model: WorldModel, graphs: bool) -> TorchBackend:
 
 
 def answers(engine: Engine, preset: Preset) -> dict[str, np.ndarray]:
-    """Imagined latents, by name, at each of MOMENTS."""
+    """Return the imagined latents, by name, at each of MOMENTS."""
     rng, session, found = np.random.default_rng(0), engine.open_session(), {}
     actions = np.tile(np.float32([0.3, 0.5]), (2 * preset.chunk_frames, 1))
     for number in range(1, MOMENTS[-1] + 1):
@@ -104,7 +104,7 @@ def error(result: np.ndarray, expected: np.ndarray) -> float:
 
 
 def rows(preset: Preset = LARGE) -> Iterator[dict]:
-    """Yield, for each back end, its errors against the definitions, or by what it failed."""
+    """Yield, for each back end, its errors against the definitions, or why it failed."""
     model, on_gpu = decided(build(preset, RandomWeights())), torch.cuda.is_available()
     expected = truth(model, preset)
     for name, graphs in ((name, graphs) for name in LIMITS for graphs in ((False, True) if on_gpu else (False,))):
@@ -113,7 +113,7 @@ def rows(preset: Preset = LARGE) -> Iterator[dict]:
             engine = Engine(backend(name, model, graphs), Path(name), 1)
             row['errors'] = {case: error(latents, expected[case]) for case, latents in answers(engine, preset).items()}
             row['kept'] = max(row['errors'].values()) <= row['limit']
-        except Exception as failure:  # the others are worth having
+        except Exception as failure:  # keep measuring the others
             row |= {'failed': f'{type(failure).__name__}: {failure}', 'kept': False}
         yield row | {'seconds': round(time.perf_counter() - start, 1)}
 

@@ -1,16 +1,16 @@
-"""What a trained model on the 3-D paged cache is worth: near predictions, memory of what was turned away from, ten minutes of
-imagination, precision by age, the time of a chunk, and one process against two.
+"""Evaluates a trained model on the 3-D paged cache: short predictions, memory of objects turned away from, ten-minute rollouts,
+precision by age, the time of a chunk, and one process against two.
 
     python benchmarks/tile_model.py --model out/small_tiles/final --folder benchmarks/results
 
-Rooms of seeds that no training draws from. Sessions run in the engine, as robots run them. Each part writes its own file, with
-the preset's name, and does so as its rows come:
+Rooms have seeds that no training draws from. Sessions run in the engine, as on robots. Each part writes its own file, with
+the preset's name, as its rows come:
 
 * chunk_time: a chunk of two steps with pages in bf16 and FP8, and of the same network under torch.compile over a cloned cache
-* prediction, agreement: PSNR at 0.4 and 1 s; how far sessions on pages are from the pass of training
+* prediction, agreement: PSNR at 0.4 and 1 s; how far sessions on pages are from the training pass
 * precision: PSNR by the precision of pages; decisions: what-if ranking and success of driving, by the same precisions
 * weights: PSNR of the finished model, such as one in 8 bits, against the weights before rounding (``--full``)
-* memory: objects that were turned away from; ten_minutes: of imagination; sharded: one process against two
+* memory: objects that were turned away from; ten_minutes: a long rollout; sharded: one process against two
 """
 from __future__ import annotations
 
@@ -59,23 +59,23 @@ from worldmodel_ros.train.objectives.sampler import ChunkSampler
 FIRST_SEED = 6_000_000
 PERIOD = 0.1  # s
 HORIZONS = (0.4, 1.0)  # s
-AHEAD = 12  # frames that are predicted, whole chunks
+AHEAD = 12  # frames to predict, whole chunks
 HIDDEN = (3.0, 6.0, 12.0)  # s that an object is out of view
 TURN_RATE, AWAY, BACK = 1.2, 18, 20  # rad/s; frames in which the robot turns away, and back by the same angle
 CLOSE = math.radians(5.0)
-LATENCIES = 5  # keeps the latencies of commands apart from the scene of the same seed
-AROUND = math.ceil(2.0 * math.pi / TURN_RATE / PERIOD)  # frames of a turn all around
+LATENCIES = 5  # separates the command latencies from the scene of the same seed
+AROUND = math.ceil(2.0 * math.pi / TURN_RATE / PERIOD)  # frames of a full turn
 MOST_SEARCH = 60  # frames in which the robot looks for an object to turn away from
 PARTS = ('chunk_time', 'prediction', 'agreement', 'precision', 'decisions', 'weights', 'memory', 'ten_minutes', 'sharded')
-# Pages of which precision, and from which age [frames] on those of FP4 are FP4, instead of a quarter of the window. A slab that
-# is not complete lies in bf16, and an FP8 page is what it becomes first.
+# The pages' precision, and the age [frames] from which FP4 pages are FP4, instead of a quarter of the window. An incomplete
+# slab is in bf16, and becomes FP8 first.
 PAGES = {'bf16': (Precision.BF16, None), 'fp8': (Precision.FP8, None),
          'fp8 for the newest quarter, fp4': (Precision.FP4, None), 'fp4 for all complete slabs': (Precision.FP4, 2)}
 
 
 @dataclass(frozen=True)
 class Sight:
-    """One episode in which an object is turned away from: frames (T, H, W, 3), what odometry measured before each (T, 2), the
+    """An episode in which an object is turned away from: frames (T, H, W, 3), odometry before each (T, 2), the
     frame ``start`` after which the robot turns back, the object's colour and its bearing [rad] at the end."""
 
     seed: int
@@ -89,8 +89,8 @@ class Sight:
 
 
 def turned_away(job: tuple[int, float, int]) -> Sight | None:
-    """Look at an object, turn away, stay, and turn back, within the limits of acceleration and as late as commands are in
-    training; None where no object is in sight, or it is not in the end."""
+    """Look at an object, turn away, stay, and turn back, within the limits of acceleration and with the command latencies of
+    training; None if no object is in sight, or it is not in the end."""
     from worldmodel_ros.safety.motion import TwistLimiter
     from worldmodel_ros.sim.odometry import WheelOdometry
     from worldmodel_ros.sim.rollout import LIMITS, advance, random_latency
@@ -126,7 +126,7 @@ def turned_away(job: tuple[int, float, int]) -> Sight | None:
     for _ in range(AWAY):
         drive((0.0, side * TURN_RATE))
         out_of_view += not world.visible(colour)
-    # It comes into view again about as many frames before the end of the turn as it left after its beginning.
+    # It leaves the view about as many frames after the turn begins as it comes back before the turn ends.
     for _ in range(max(0, round(hidden / PERIOD) - 2 * out_of_view)):
         drive((0.0, 0.0))
     if world.visible(colour):
@@ -149,7 +149,7 @@ def _scene(seed: int) -> Any:
 
 @contextmanager
 def fp4_from(near: int | None) -> Iterator[None]:
-    """Engines that are made within it have FP4 pages in FP4 from so many frames of age on; None: as they always have."""
+    """Let engines made in the block keep FP4 pages in FP4 from ``near`` frames of age on; None: the default."""
     by_window = memory.TierPolicy.by_window
     if near is not None:
         memory.TierPolicy.by_window = staticmethod(lambda frames: TierPolicy((near,)))
@@ -160,7 +160,7 @@ def fp4_from(near: int | None) -> Iterator[None]:
 
 
 def engine_of(model: Path, precision: Precision, near: int | None = None, compiled: bool = False) -> Engine:
-    """A model with its pages in a precision; ``near``: see ``fp4_from``."""
+    """Return an engine of a model with its pages in a precision; ``near``: see ``fp4_from``."""
     with fp4_from(near):
         return Engine(TorchBackend(checkpoint.load(model), precision=precision, compiled=compiled), model, 1)
 
@@ -193,14 +193,14 @@ def quality(engine: Engine, episodes: dict[str, np.ndarray], first: int, every: 
             rows.setdefault('copy last', []).append([psnr(frames[t], image) for image in true])
     result = {name: {f'{horizon} s': round(float(np.mean([row[i] for row in values])), 3) for i, horizon in enumerate(HORIZONS)}
               for name, values in rows.items()}
-    # Of all together: a wall seen from near has none, and nothing can be divided by it.
+    # Summed over all images, since a wall seen from near has none, and cannot be divided by.
     predicted, truth = np.sum(sharp, 0) if sharp else (0.0, 0.0)
     return {'psnr_db': result, 'chunks': len(latents), 'sharpness_1_s': round(float(predicted / max(truth, 1e-6)), 3),
             'rows': rows, 'latents': latents}
 
 
 def through_autoencoder(engine: Engine, episodes: dict[str, np.ndarray]) -> float:
-    """PSNR of frames that the autoencoder alone gives back."""
+    """Return PSNR of frames reconstructed by the autoencoder alone."""
     vae, device, found = engine.backend.model.vae, engine.backend.device, []
     for frames in episodes['frames'][:8]:
         images = torch.from_numpy(frames[:40]).to(device).float().div(127.5).sub(1.0).movedim(-1, -3)
@@ -213,7 +213,7 @@ def through_autoencoder(engine: Engine, episodes: dict[str, np.ndarray]) -> floa
 
 
 def remembered(engine: Engine, sights: Sequence[Sight]) -> dict:
-    """By seconds out of view: how often the object is in the imagined view at the end, and within 5 degrees of where it is."""
+    """Return by seconds out of view how often the object is in the final imagined view, and within 5 degrees of its place."""
     rows: dict[float, list[tuple[bool, bool, float, bool, int]]] = {}
     session, chunk = engine.open_session(), engine.spec.chunk_frames
     for sight in sights:
@@ -237,7 +237,7 @@ def remembered(engine: Engine, sights: Sequence[Sight]) -> dict:
 
 
 class Watched(TiledImagination):
-    """As its base; and notes of each roll what its sessions hold: number of the newest frame, slabs, pages, bytes."""
+    """As its base; and notes at each roll what its sessions hold: number of the newest frame, slabs, pages, bytes."""
 
     def __init__(self, model: WorldModel, folder: Path, backend: TorchBackend) -> None:
         super().__init__(model, folder, 1, backend)
@@ -254,8 +254,8 @@ class Watched(TiledImagination):
         return latents, after
 
     def report(self) -> dict:
-        """What is held after a tenth of the way and at the end, and whether only whole slabs left: sinks stay, and as many
-        keyframes as there may be."""
+        """Return what is held after a tenth of the way and at the end, and whether only whole slabs left: sinks stay, and up to
+        the maximum of keyframes."""
         preset, late = self.spec, self.held[len(self.held) // 10:]
         sinks, stays = preset.sink_slabs, preset.staying_slabs
         whole = all((slabs[stays:] == np.arange(slabs[stays], newest // preset.tile[0] + 1)).all()
@@ -274,8 +274,8 @@ def _bytes_held() -> int:
 
 
 def long_imagination(job: tuple[Path, int, float]) -> tuple[dict, dict]:
-    """A record of ``evaluate.quality.drift``; and of the same rollout what it held, and which of the objects that a robot sees
-    when it turns all around at the end are in the imagined images of that turn."""
+    """Return a record of ``evaluate.quality.drift``; and of the same rollout what it held, and which of the objects that a
+    robot sees in a full turn at the end are in the imagined images of that turn."""
     from worldmodel_ros.evaluate.quality import drift
     from worldmodel_ros.evaluate.quality.drives import drive_branch, record_drive
     from worldmodel_ros.evaluate.quality.horizons import context_of
@@ -300,7 +300,7 @@ def long_imagination(job: tuple[Path, int, float]) -> tuple[dict, dict]:
 
 
 def ten_minutes(model: Path, seeds: Sequence[int], seconds: float, workers: int) -> Iterator[dict]:
-    """What ``long_imagination`` found in all rooms so far, after each."""
+    """Yield the results of ``long_imagination`` for all rooms so far, after each."""
     from worldmodel_ros.evaluate.quality import summary
     records, rooms = [], []
     for _, done in each(long_imagination, [(model, seed, seconds) for seed in seeds], workers):
@@ -314,8 +314,8 @@ def ten_minutes(model: Path, seeds: Sequence[int], seconds: float, workers: int)
 
 def against_first(engines: Iterable[tuple[str, Callable[[], Engine]]], key: str, episodes: dict[str, np.ndarray], first: int
                   ) -> Iterator[dict]:
-    """PSNR of two steps by each of the engines, by their names under ``key``, and how far it and the latents are from those of
-    the first one, of the same moments."""
+    """Yield PSNR of two steps for each of the engines, by their names under ``key``, and its difference and that of the
+    latents from the first engine's, at the same moments."""
     base = None
     for name, make in engines:
         engine = make()
@@ -333,8 +333,8 @@ def against_first(engines: Iterable[tuple[str, Callable[[], Engine]]], key: str,
 
 
 def decided(job: tuple[Path, int, int, float]) -> list[tuple[str, list[dict], dict]]:
-    """In one room, by the name of each of PAGES: records of ``evaluate.quality.ranking`` from so many starts, and how the robot
-    drove to its goal, in so many seconds, by the plans that the action head makes of what it sees over these pages."""
+    """Return for one room, by the name of each of PAGES: records of ``evaluate.quality.ranking`` from ``starts`` starts, and
+    how the robot drove to its goal, in ``seconds``, by the plans that the action head makes over these pages."""
     from worldmodel_ros.evaluate.quality import closed_loop
     from worldmodel_ros.evaluate.quality.drives import record_drive
     from worldmodel_ros.evaluate.quality.horizons import context_of, drive_frames
@@ -356,7 +356,7 @@ def decided(job: tuple[Path, int, int, float]) -> list[tuple[str, list[dict], di
 
 
 def decisions(model: Path, seeds: Sequence[int], starts: int, seconds: float, workers: int) -> Iterator[list[dict]]:
-    """What-if ranking and success by the precision of pages; rows of all rooms so far, after each."""
+    """Yield what-if ranking and success by the precision of pages; rows of all rooms so far, after each."""
     from worldmodel_ros.evaluate.quality import summary
     ranks: dict[str, list[dict]] = {name: [] for name in PAGES}
     drives: dict[str, list[dict]] = {name: [] for name in PAGES}
@@ -369,7 +369,7 @@ def decisions(model: Path, seeds: Sequence[int], starts: int, seconds: float, wo
 
 
 def agreement(engine: Engine, frames: np.ndarray, actions: np.ndarray, chunks: int = 20) -> dict:
-    """How far sessions on pages are from the pass of training over the same frames: RMS of latents, relative."""
+    """Return how far sessions on pages are from the training pass over the same frames: RMS of latents, relative."""
     model, device, k = engine.backend.model, engine.backend.device, engine.spec.chunk_frames
     session, found, starts, latents, state = engine.open_session(), [], [], [], None
     for t in range(len(frames) - k):
@@ -396,11 +396,11 @@ def agreement(engine: Engine, frames: np.ndarray, actions: np.ndarray, chunks: i
 
 
 def chunk_times(model: Path, frames: np.ndarray, actions: np.ndarray, repeats: int) -> dict:
-    """ms of a chunk of two steps over a full window, as a call of a session; and of the same network under torch.compile with
-    FlexAttention over keys and values that are cloned when the window rolls, on a CPU neither compiled nor with its kernels."""
+    """Return ms of a two-step chunk over a full window, called by a session; and of the same network under torch.compile with
+    FlexAttention over keys and values that are cloned when the window rolls; on a CPU without compilation and its kernels."""
     result: dict[str, Any] = {}
     kinds = [('paged bf16', Precision.BF16, False), ('paged fp8', Precision.FP8, False)]
-    if torch.cuda.is_available():  # as ``torch-compiled`` is served
+    if torch.cuda.is_available():  # served as ``torch-compiled``
         kinds.append(('paged bf16, compiled', Precision.BF16, True))
     for name, kind, compiled in kinds:
         engine = engine_of(model, kind, compiled=compiled)
@@ -417,14 +417,14 @@ def chunk_times(model: Path, frames: np.ndarray, actions: np.ndarray, repeats: i
     for name, graph in others.items():
         try:
             result[name] = _quantiles(_cloned(model, graph, repeats))
-        except Exception as error:  # the others are still worth having
+        except Exception as error:  # keep measuring the others
             result[name] = {'failed': repr(error)[:300]}
         print(name, result[name], file=sys.stderr, flush=True)
     return result
 
 
 def _timed(work: Callable[[], Any], repeats: int) -> list[float]:
-    """ms of each of so many calls, after some that are not counted."""
+    """Return ms of each of ``repeats`` calls, after warm-up."""
     found = []
     for number in range(-(repeats // 10), repeats):
         if torch.cuda.is_available():
@@ -488,8 +488,8 @@ def _cloned(model: Path, graph: bool, repeats: int) -> list[float]:
 
 def closed_loop(model: Path, seed: int, ticks: int, gpus: int, parallel: str, shown: tuple[np.ndarray, np.ndarray] | None = None
                 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Images (ticks, H, W, 3) and commands (ticks, A) of one process or of several driving to the red object, and the latents
-    of the chunk that is imagined at the end. ``shown``: images and commands of another loop, which are observed instead."""
+    """Drive to the red object with one process or several; return images (ticks, H, W, 3), commands (ticks, A) and the latents
+    of the chunk imagined at the end. ``shown``: images and commands of another loop, which are observed instead."""
     from worldmodel_ros.sim.world import World
     engine = load(str(model), 'torch', sessions=1, gpus=gpus, parallel=parallel)
     try:
@@ -510,7 +510,7 @@ def closed_loop(model: Path, seed: int, ticks: int, gpus: int, parallel: str, sh
 
 
 def sharded(model: Path, seed: int, ticks: int) -> list[dict]:
-    """How far two processes are from one, each in its own closed loop in the same room, and when both see the same images."""
+    """Compare two processes with one, each in its own closed loop in the same room, and when both see the same images."""
     (images, commands, latents), rows = closed_loop(model, seed, ticks, 1, 'sequence'), []
     for parallel in PARALLEL_KINDS:
         try:
@@ -535,8 +535,8 @@ def _quantiles(times: Sequence[float]) -> dict[str, float]:
 
 def simulated(options: argparse.Namespace, size: int, with_sights: bool
               ) -> tuple[dict[str, np.ndarray], dict[int, list[Sight]]]:
-    """Episodes of images of ``size`` pixels, and ``with_sights`` the objects that are turned away from, at this size and for
-    ``compared``; a new file of episodes always gets these, for those who need them later."""
+    """Return episodes of images of ``size`` pixels and, ``with_sights``, the objects that are turned away from, at this size
+    and for ``compared``; a new file of episodes always includes these for later parts."""
     from worldmodel_ros.sim.rollout import collect
     sizes = {size, 64} if options.compared else {size}
     if options.episodes and options.episodes.is_file():
@@ -592,7 +592,7 @@ def main() -> int:
     parser.add_argument('--folder', type=Path, required=True)
     parser.add_argument('--episodes', type=Path, help='file that keeps what is simulated, and from which it is taken again')
     options = parser.parse_args()
-    gc.freeze()  # what was imported stays: to look for garbage in it as the process ends took 0.3 s
+    gc.freeze()  # imports stay: scanning them for garbage at exit took 0.3 s
     parts = options.parts.split(',')
     if unknown := set(parts) - set(PARTS):
         parser.error(f'--parts: {", ".join(sorted(unknown))} is unknown; choose from {", ".join(PARTS)}')
@@ -607,7 +607,7 @@ def main() -> int:
 
 
 def judge(options: argparse.Namespace, parts: Sequence[str]) -> None:
-    """Measure the parts. Raises ModelError for folders that hold no model, or other models than the parts need."""
+    """Measure the parts. Raises ModelError for folders that hold no model, or models that the parts cannot use."""
     model = model_folder(options.model)
     preset = read_description(model).preset
     if preset.tile is None and (others := set(parts) - {'prediction', 'memory'}):

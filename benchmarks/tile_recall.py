@@ -1,11 +1,11 @@
-"""Does a small model over tiles use its window? Trained for a few hundred steps on a CPU, with headings in its attention and
-without.
+"""Does a small model over tiles use its window? Trained for a few hundred steps on a CPU, with and without headings in its
+attention.
 
     python benchmarks/tile_recall.py --out benchmarks/results/tile_recall.json
 
 Robots turn away and back; images of 16 x 16 pixels through the autoencoder of ``tiny``; 6 layers with the patterns of
-``small_tiles``. In rooms that were not trained on: mean squared error of latents of one step, of chunks that begin where a
-robot turns back to what left its view, and of others, given the whole window and its newest 16 frames alone.
+``small_tiles``. In rooms that were not trained on: mean squared error of one-step latents, for chunks that begin where a
+robot turns back to what left its view, and for others, given the whole window or only its newest 16 frames.
 """
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MOMENTS = 160  # of each kind, at most
 
 
 def episodes(path: Path | None) -> tuple[Episodes, Episodes]:
-    """To train on and to judge by, at half the size that they are drawn in; ``path`` keeps what is drawn."""
+    """Return episodes for training and evaluation, at half the rendered size; ``path`` keeps what is simulated."""
     if path is None or not path.is_file():
         drawn = {f'{name}.{key}': np.asarray(array) for name, seeds in (('a', TRAINED), ('b', JUDGED))
                  for key, array in collect(seeds, FRAMES, (32, 32), None, {'look_away': 1.0}).items()}
@@ -60,7 +60,7 @@ def episodes(path: Path | None) -> tuple[Episodes, Episodes]:
 
 
 def trained(preset: Preset, data: Episodes, steps: int, share: float) -> WorldModel:
-    """The averaged model after so many steps."""
+    """Return the averaged model after ``steps`` steps."""
     torch.manual_seed(0)
     model = WorldModel(preset)
     checkpoint.take_autoencoder(model, model_folder('tiny'))
@@ -79,7 +79,7 @@ def trained(preset: Preset, data: Episodes, steps: int, share: float) -> WorldMo
 
 
 def moments(data: Episodes, preset: Preset) -> dict[str, list[tuple[int, int]]]:
-    """Episodes and frames at which a robot turns back to what left its view, and others."""
+    """Return episodes and frames at which a robot turns back to what left its view, and others."""
     recalls, rng = data.recalls(preset), np.random.default_rng(1)
     back = [(e, t) for e, t in np.argwhere(recalls).tolist() if WINDOW < t < FRAMES - preset.chunk_frames]
     others = [(e, t) for e in range(len(recalls)) for t in range(WINDOW + 6, FRAMES - 6, 9)
@@ -90,7 +90,7 @@ def moments(data: Episodes, preset: Preset) -> dict[str, list[tuple[int, int]]]:
 
 @torch.no_grad()
 def error(model: WorldModel, data: Episodes, where: list[tuple[int, int]], seen: int) -> float:
-    """Mean squared error of one step's latents, after ``seen`` frames of a session that has lasted for longer."""
+    """Return the mean squared error of one step's latents, after ``seen`` frames of a session that has lasted longer."""
     k, found = model.preset.chunk_frames, []
     for e, t in where:
         context, actions = data.latents[e:e + 1, t - seen:t].float(), data.actions[e:e + 1]

@@ -1,10 +1,10 @@
-"""What a step of training over tiles asks of the host: calls of PyTorch's operators, by part, with matrices orthogonalised
+"""The host cost of a training step over tiles: calls of PyTorch's operators, by part, with matrices orthogonalised
 one by one and in batches.
 
     python benchmarks/train_step_calls.py --out benchmarks/results/train_step_calls.json
 
-The network has the layers of ``small_tiles`` and few tokens: the number of calls does not depend on these. On a GPU, layers are
-compiled, which makes fewer of theirs; those of the optimiser and of what is drawn stay.
+The network has the layers of ``small_tiles`` and few tokens, which do not affect the number of calls. On a GPU, layers are
+compiled, which makes fewer calls; those of the optimiser and of drawing batches stay.
 """
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def episodes(count: int = 8, frames: int = 160) -> Episodes:
 
 
 def counted(work: Callable[[], object]) -> tuple[object, int, float]:
-    """What it returns, how many operators were called, and ms of the host without counting."""
+    """Return the result, the number of operator calls, and ms of the host without counting."""
     start = time.perf_counter()
     work()
     took = 1e3 * (time.perf_counter() - start)

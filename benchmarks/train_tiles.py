@@ -1,22 +1,22 @@
-"""Trains a model over tiles and judges it, in commands of at most so many seconds, on one GPU or two; JSON as it comes.
+"""Trains a model over tiles and judges it, in commands of limited time, on one GPU or two; JSON as results come.
 
     python benchmarks/train_tiles.py --folder out/tiles --stages train --seconds 585
     python benchmarks/train_tiles.py --folder out/tiles --stages judge ablations --seconds 585
     python benchmarks/train_tiles.py --folder out/smoke --smoke
 
-* train: ``config/train/small_tiles.yaml``; on a second GPU at the same time, or after it where time is left, what it is
-  compared with (``small_minutes.yaml``, a window of 1.6 s), for the same seconds. By default that is what ``--seconds`` leaves.
-  With ``--together`` all GPUs train it instead, each on other clips, and nothing is compared with it.
-* judge: ``tile_model.py`` and its parts, each a program of its own, the most wanted first; with two GPUs, two at a time.
-* ablations: short runs that differ in what cache layers see (``small_tiles_ablations.yaml``), each judged when it is trained.
+* train: ``config/train/small_tiles.yaml``; on a second GPU at the same time, or afterwards if time is left, its baseline
+  (``small_minutes.yaml``, a window of 1.6 s), for the same seconds. By default that is what ``--seconds`` leaves.
+  With ``--together`` all GPUs train it instead, each on other clips, without the baseline.
+* judge: ``tile_model.py`` and its parts, each a program of its own, by priority; with two GPUs, two at a time.
+* ablations: short runs that differ in what cache layers see (``small_tiles_ablations.yaml``), each judged after its training.
 
-A run that is not finished when time is up has saved where it is, and the same command goes on from there; judge takes its
-newest weights until then. A finished run is not done again, what is judged is. In ``results``, ``train_tiles.json`` has each
-program's command, seconds and exit status, what was left out and why, and the numbers that matter; logs lie in ``logs``. Take
-home ``results`` and ``small_tiles/portable``, of 24 MiB: from it the same command goes on in a folder without the rest, for as
-many seconds more, also where the run was finished; and it is judged there in place of ``final``, which is the same model.
+A run that is unfinished when time is up has saved its state, and the same command resumes it; judge takes its
+newest weights until then. A finished run is not repeated, judging is. In ``results``, ``train_tiles.json`` has each
+program's command, seconds and exit status, what was left out and why, and the main numbers; logs are in ``logs``. To go on
+elsewhere, copy ``results`` and ``small_tiles/portable``, of 24 MiB: from it the same command continues without the rest, for
+as many seconds more, even if the run was finished; and it is judged there in place of ``final``, which is the same model.
 
-``--smoke`` goes through all of it with next to nothing to do, also on a CPU: it tries the code and measures nothing.
+``--smoke`` goes through all of it with minimal work, also on a CPU: it tests the code and measures nothing.
 """
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ from worldmodel_ros.train.run import portable
 CONFIGS = ROOT / 'config' / 'train'
 STAGES = ('train', 'judge', 'ablations')
 TILES, COMPARED = 'small_tiles', 'small_minutes'  # configurations, and folders of their runs
-OVERHEAD = 110.0  # s that a run takes besides its schedule: start, compilation, the first episodes, writing
+OVERHEAD = 110.0  # s of a run outside its schedule: start, compilation, the first episodes, writing
 SAVING = 25.0  # s before the end at which a run is told to save
-SHORTEST = 30.0  # s of a schedule that teaches anything
+SHORTEST = 30.0  # s of the shortest useful schedule
 ABLATION = 54.0  # s of the schedule of each
-FIRST_ROOM, ROOMS_A_SECOND = 100_000, 20.0  # the first seed of the configurations, and more rooms than a second draws
-# Instead of the configurations' values, with --smoke: the models and next to no work.
+FIRST_ROOM, ROOMS_A_SECOND = 100_000, 20.0  # the first seed of the configurations, and an upper bound on rooms drawn per second
+# Replace the configurations' values, with --smoke: the models and minimal work.
 SMOKE = ('compile=false', 'workers=1', 'data.episodes=2', 'data.live=2', 'data.begin=2', 'data.frames=48', 'teacher.steps=2',
          'teacher.objective.batch=1', 'teacher.objective.clip_frames=36', 'teacher.objective.chunks=2')
 SMOKE_OF = {TILES: ('preset=smoke_tiles', 'teacher.objective.pieces=2', 'teacher.objective.recall_share=0'),
@@ -61,7 +61,7 @@ SMOKE_SIZES = ('--rooms', '1', '--frames', '40', '--first', '20', '--sights', '1
 
 @dataclass(frozen=True)
 class Job:
-    """A program that is begun where ``least`` s are left and all of ``needs`` are there, unless ``gives`` is there already.
+    """A program that is begun if ``least`` s are left and all of ``needs`` exist, unless ``gives`` already exists.
     ``saves``: it saves when it is told to end. ``all_gpus``: it sees all of them."""
 
     name: str
@@ -74,8 +74,8 @@ class Job:
 
 
 class Schedule:
-    """Runs jobs within ``seconds``, one a GPU at a time, and notes what became of each in ``done``; calls ``save`` after each.
-    ``drawing``: GPUs that images can be drawn on, each by the jobs that it runs."""
+    """Runs jobs within ``seconds``, one per GPU at a time, and notes their outcomes in ``done``; calls ``save`` after each.
+    ``drawing``: GPUs that can render images, each for the jobs that it runs."""
 
     def __init__(self, logs: Path, seconds: float, gpus: int, environment: Mapping[str, str], save: Callable[[], None],
                  drawing: Sequence[int] = ()):
@@ -117,8 +117,8 @@ class Schedule:
         return program
 
     def _next(self, waiting: list[Job], running: Sequence[Job]) -> Job | None:
-        """Take the next job that can be begun from ``waiting``, and those before it that cannot any more; what earlier jobs are
-        yet to give is waited for."""
+        """Take the next job that can be begun from ``waiting``, and drop those before it that cannot any more; a job whose
+        needs a running or earlier job will provide stays."""
         expected = {job.gives for job in running}
         for job in list(waiting):
             if expected.intersection(job.needs):
@@ -143,7 +143,7 @@ class Schedule:
 
 
 class Plan:
-    """What the stages' programs are, for one folder."""
+    """The programs of the stages, for one folder."""
 
     def __init__(self, folder: Path, smoke: bool, training_s: float | None, gpus: int, workers: int | None = None,
                  together: bool = False):
@@ -153,13 +153,13 @@ class Plan:
         self.results = folder / 'results'
 
     def weights(self, run: str) -> Path:
-        """Folder of a run's finished model, of the newest weights that were taken from it, or of those that were brought along;
-        of the first, if there is none."""
+        """Return the folder of a run's finished model, else of the newest weights taken from it, else of portable ones; if none
+        exists, the first."""
         found = [self.folder / run / name for name in ('final', 'newest', portable.FOLDER)]
         return next((each for each in found if (each / 'model.json').is_file()), found[0])
 
     def begun(self, run: str) -> bool:
-        """Whether a run has saved weights, in progress or of a finished stage."""
+        """Return whether a run has saved weights, in progress or of a finished stage."""
         return self._progress(run) or (self.weights(run) / 'model.json').is_file()
 
     def _progress(self, run: str) -> bool:
@@ -167,8 +167,8 @@ class Plan:
         return any(folder.glob('progress/step-*')) or (folder / 'model.json').is_file()
 
     def training_s(self, run: str, left: float) -> float:
-        """Seconds of a run's schedule: those that it was begun with, else those that are asked for or left, on top of those
-        that its portable weights have been trained for."""
+        """Return the seconds of a run's schedule: those that it was begun with, else those that are asked for or left, in
+        addition to those that its portable weights have been trained for."""
         file = self.folder / run / 'config.yaml'
         if file.is_file():
             return 60.0 * yaml.safe_load(file.read_text())['teacher']['max_minutes']
@@ -176,8 +176,8 @@ class Plan:
         return (carried[1] if carried else 0.0) + (left - OVERHEAD if self._training_s is None else self._training_s)
 
     def _kept(self, run: str) -> list[str]:
-        """Overrides that name the autoencoder and the first room. A run that was begun keeps its own. Portable weights hold the
-        same autoencoder, so that they need no other model, and go on in other rooms than they were trained in."""
+        """Return overrides of the autoencoder and the first room. A run that was begun keeps its own. Portable weights include
+        the same autoencoder, so no other model is needed, and continue in other rooms than they were trained in."""
         config, folder = self.folder / run / 'config.yaml', self.folder / run / portable.FOLDER
         autoencoder = first = None
         if config.is_file():
@@ -199,14 +199,14 @@ class Plan:
                 self._training(COMPARED, COMPARED, self.training_s(COMPARED, left) if begun else seconds)]
 
     def newest(self) -> list[Job]:
-        """What takes the newest weights from runs that are not finished."""
+        """Return jobs that take the newest weights from unfinished runs."""
         return [Job(f'newest_{run}', 5.0, ('-m', 'worldmodel_ros.train.run.newest', str(self.folder / run),
                                            str(self.folder / run / 'newest')))
                 for run in (TILES, COMPARED)
                 if self._progress(run) and not (self.folder / run / 'final' / 'model.json').is_file()]
 
     def judge(self) -> list[list[Job]]:
-        """Jobs that may run next to each other, one group after the other: what is timed runs alone."""
+        """Return groups of jobs, one after the other, that may run concurrently within a group: timed ones run alone."""
         tiles, compared = self.weights(TILES), self.weights(COMPARED)
         full = self.folder / TILES / 'teacher'
         parts = (('memory', 60.0, tiles, ()), ('prediction', 45.0, compared, ()), ('ten_minutes', 90.0, tiles, ()),
@@ -219,7 +219,7 @@ class Plan:
         return [[first], apart, both]
 
     def ablations(self) -> list[Job]:
-        """Each trains, and the one after it judges."""
+        """Return training jobs, each followed by the one that judges it."""
         content = yaml.safe_load((CONFIGS / 'small_tiles_ablations.yaml').read_text())
         changes = {entry['name']: entry.get('set') or {} for entry in content['variants']}
         jobs = []
@@ -256,7 +256,7 @@ class Plan:
 
 
 def numbers(plan: Plan) -> dict[str, Any]:
-    """Those that matter, of what lies in the folder's results: of the model over tiles, of what it is compared with, and of its
+    """Return the main numbers of the folder's results: of the model over tiles, of its baseline, and of its
     ablations."""
     found: dict[str, Any] = {}
     models = {TILES: (plan.weights(TILES), plan.results), COMPARED: (plan.weights(COMPARED), plan.results)}
@@ -307,8 +307,8 @@ def _of_files(files: Mapping[str, Any], preset: str) -> dict[str, Any]:
 
 
 def surroundings(gpus: int) -> tuple[dict[str, str], list[int]]:
-    """Environment of the programs: this checkout's package, and images drawn by EGL where that works. And the GPUs that it
-    works on, if there are several to choose from."""
+    """Return the programs' environment: this checkout's package, and rendering by EGL where that works; and the GPUs with
+    EGL, if there are several to choose from."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get('PYTHONPATH')])])
     kind = os.environ.get('MUJOCO_GL') or ('egl' if _draws({}) else 'osmesa')
     choice = gpus > 1 and kind == 'egl' and 'MUJOCO_EGL_DEVICE_ID' not in os.environ
@@ -322,7 +322,7 @@ def _draws(environment: Mapping[str, str]) -> bool:
 
 
 def _told(number: int, _frame: object) -> NoReturn:
-    raise SystemExit(128 + number)  # so that what was started ends, too
+    raise SystemExit(128 + number)  # so that started programs end, too
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -370,7 +370,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _refused(options: argparse.Namespace, plan: Plan, gpus: int, there: int) -> str:
-    """What is wrong with the arguments, with the remedy; '' if nothing is."""
+    """Return what is wrong with the arguments, with the remedy; '' if nothing is."""
     if plan.folder.exists() and not plan.folder.is_dir():
         return f'--folder {options.folder} is a file: name a folder'
     if not 0.0 < options.seconds < math.inf:

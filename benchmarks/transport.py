@@ -1,9 +1,9 @@
-"""What the way to the engine's server and back costs: a frame goes in, a plan comes out, in another process.
+"""Round-trip cost of the engine's server: a frame goes in, a plan comes out, in another process.
 
     python benchmarks/transport.py --json benchmarks/results/transport.json
 
 The server and the front end are the real ones, in two processes; only the service behind the server is one that
-answers at once, so that what is measured is the transport. Next to it the same call of that service in one process.
+answers at once, so that only the transport is measured. For comparison, the same call of that service in one process.
 ``pictures`` is the time from the plan's arrival to that of its 4 images, which the robot does not wait for.
 """
 from __future__ import annotations
@@ -33,7 +33,7 @@ from worldmodel_ros.serving.transport.address import ListeningSocket
 
 SIZES = (64, 128, 256)  # pixels, a side
 WARM_UP = 50
-PAUSE = 0.002  # s between two frames, so that both processes have gone to sleep as between two ticks
+PAUSE = 0.002  # s between two frames, so that both processes go to sleep as between two ticks
 
 
 class Immediate:
@@ -74,7 +74,7 @@ def serve(path: Path, side: int) -> None:
 
 
 def remote(link: Link, side: int, count: int) -> tuple[list[float], list[float]]:
-    """Times [s] of frames to their plans, and of the images after these."""
+    """Return times [s] of frames to their plans, and of the images after these."""
     frame = np.random.default_rng(0).integers(0, 256, (side, side, 3), dtype=np.uint8)
     executed = np.zeros(TINY.actions, np.float32)
     round_trips, shown = [], []
@@ -93,7 +93,7 @@ def remote(link: Link, side: int, count: int) -> tuple[list[float], list[float]]
 
 
 def in_process(side: int, count: int) -> list[float]:
-    """Times [s] of the same answers without a transport; the frame is copied, as it has to be there too."""
+    """Return times [s] of the same answers without a transport; the frame is copied, which is required there too."""
     frame = np.random.default_rng(0).integers(0, 256, (side, side, 3), dtype=np.uint8)
     service = Immediate(side, shown=False)
     service.open(SimpleNamespace(replied=lambda reply: None))
@@ -107,7 +107,7 @@ def in_process(side: int, count: int) -> list[float]:
 
 
 def measure(side: int, count: int) -> dict:
-    """One row of the result."""
+    """Return one row of the result."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / 'engine.sock'
         with subprocess.Popen([sys.executable, __file__, '--serve', str(path), str(side)]) as server:

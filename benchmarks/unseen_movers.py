@@ -1,4 +1,4 @@
-"""How far off a scene forecast is of what it does not see: shuttles of streets, by how long each has been out of view.
+"""Errors of a scene forecast about what it does not see: shuttles of streets, by how long each has been out of view.
 
     python benchmarks/unseen_movers.py --seeds 3000000:3000060 --json unseen_movers.json
 """
@@ -21,14 +21,14 @@ from worldmodel_ros.motion import PERIOD, to_base
 from worldmodel_ros.sim.world import World
 
 BINS = (0.0, 0.05, 0.75, 1.25, 2.0, 3.0, 5.0, 8.0)  # s out of view
-NEAR = 1.5    # m from the robot: what is farther off touches nothing soon
-SAME = 1.5    # m, within which a forecast is of a shuttle
+NEAR = 1.5    # m from the robot: things farther off touch nothing soon
+SAME = 1.5    # m, within which a forecast is matched to a shuttle
 LIKELY = 0.5
 
 
 class Compared:
     """A forecast; ``rows``: of each shuttle at each frame, how long it was out of view, the errors now and in 0.8 s (2, 2) in
-    m along and across the base, and whether it was known; of shuttles that were never in view, the first is None."""
+    m along and across the base, and whether it was known; the first is None for shuttles that were never in view."""
 
     def __init__(self, stream: Forecast, world: World, rows: list) -> None:
         self._stream, self._rows, self.times = stream, rows, stream.times
@@ -61,7 +61,7 @@ class Compared:
 
 
 def table(rows: list) -> dict:
-    """By the s out of view: shuttles that are known, and of these the errors."""
+    """Return, by seconds out of view, the share of known shuttles and their errors."""
     found = {}
     for low, high in zip(BINS, BINS[1:], strict=False):
         some = [error for since, error in rows if since is not None and low <= since < high]

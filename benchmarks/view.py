@@ -3,7 +3,7 @@
     worldmodel up --set forecast:=tiny task:=street & worldmodel record --out drive1      # half a minute, then Ctrl-C
     python benchmarks/view.py drive1 --json benchmarks/results/view_epyc_2_cores.json
 
-The recording is repeated, with later times, until the bag is as large as asked for; each is read by a process of its own. The
+The recording is repeated, with later times, until the bag has the requested size; each is read by a process of its own. The
 files are in the page cache, as right after recording or copying.
 """
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NO_HASH = 'RIHS01_' + 64 * '0'  # of the types: this reader takes the definitio
 
 
 def repeat(source: Path, target: Path, size: int) -> float:
-    """Write a bag again and again into another one, until that has ``size`` bytes; return the seconds that it lasts."""
+    """Repeat a bag in another one until that has ``size`` bytes; return its duration in seconds."""
     with open_bag(source) as bag, Writer(target, version=9, storage_plugin=StoragePlugin.MCAP) as writer:
         connections = {name: writer.add_connection(name, topic.type, msgdef=topic.definition.data, rihs01=_NO_HASH)
                        for name, topic in bag.topics.items()}
@@ -43,7 +43,7 @@ def repeat(source: Path, target: Path, size: int) -> float:
 
 
 def later(raw: bytes, shift: int) -> bytes:
-    """Return a message, in little-endian CDR, whose header is ``shift`` ns later; one without a header is left as it is."""
+    """Return a message, in little-endian CDR, with its header ``shift`` ns later; one without a header is unchanged."""
     seconds, nanoseconds = (int.from_bytes(raw[at:at + 4], 'little') for at in (4, 8))
     if not 1_500_000_000 < seconds < 2_500_000_000 or nanoseconds >= 10 ** 9:
         return raw
@@ -52,7 +52,7 @@ def later(raw: bytes, shift: int) -> bytes:
 
 
 def convert(bag: Path, every: float) -> dict:
-    """Make the recording of a bag; return what it took."""
+    """Make the recording of a bag; return its time, memory and size."""
     from worldmodel_ros.evaluate.view import write_recording
     before = peak()
     wall, core = time.perf_counter(), time.process_time()
@@ -65,7 +65,7 @@ def convert(bag: Path, every: float) -> dict:
 
 
 def peak() -> float:
-    """Return the most memory that this process had [MiB]; getrusage would count its parent's."""
+    """Return the peak memory of this process [MiB]; getrusage would include its parent's."""
     (line,) = [line for line in Path('/proc/self/status').read_text().splitlines() if line.startswith('VmHWM')]
     return round(int(line.split()[1]) / 1024, 1)
 

@@ -1,24 +1,24 @@
-"""Open world models of the Wan family: a chunk of video on one GPU, random weights, compared with what a user would take.
+"""Open world models of the Wan family: a chunk of video on one GPU, random weights, compared with the alternatives.
 
     python benchmarks/wan.py --folder benchmarks/results              # everything
     python benchmarks/wan.py --folder benchmarks/results --parts small branches long
     python benchmarks/wan.py --tiny --folder /tmp/wan                 # tries the code on a CPU, measures nothing
 
-480x832 (30x52 tokens a latent frame), chunks of 3 latent frames (12 images), a window of 18 frames that is full, five passes.
+480x832 (30x52 tokens a latent frame), chunks of 3 latent frames (12 images), a full window of 18 frames, five passes.
 Every line is written as it is measured (``wan_<gpu>.jsonl``), and all of a run at its end (``wan_<gpu>.json``). A part that
-takes longer than its share of ``--seconds`` is cut short, and says of how many chunks its numbers are.
+exceeds its share of ``--seconds`` is cut short, and reports how many chunks its numbers cover.
 
 * correct: the kernels, and a network of two layers at the full width, compared with their definitions in PyTorch.
-* vae: the decoder as diffusers has it and with the layers of ``vae_layers``; the models' rows have the fastest.
+* vae: the decoder as diffusers has it and with the layers of ``vae_layers``; the models' rows use the fastest.
 * kernels: products, attention in parts and what lies between, each by itself.
-* small, large: V2 1.3B, whose passes are replayed as a CUDA graph, and LingBot-World-Fast 14B, FP8 and bf16, for which the
-  faster way is taken (``by_host_ms``, ``by_graph_ms``: of some chunks' passes). ``chunk_ms``: time between chunks whose images
-  are there, each decoded while the passes of the next one run. ``dit_ms``, ``vae_ms``: one after the other. ``submit_ms``: of
-  the host, for passes.
+* small, large: V2 1.3B, whose passes are replayed as a CUDA graph, and LingBot-World-Fast 14B, FP8 and bf16, which uses the
+  faster way (``by_host_ms``, ``by_graph_ms``: passes of some chunks). ``chunk_ms``: time between chunks whose images
+  are ready, each decoded while the passes of the next one run. ``dit_ms``, ``vae_ms``: one after the other. ``submit_ms``:
+  host time for passes.
 * branches: four futures of a moment. long: a run of many chunks.
 * peers_small, peers_large: with the same weights, the published loop, compiled (``wan_published.py``), and diffusers'
-  ``WanTransformer3DModel``, compiled as it offers, bf16. It has no cache, so a pass is over all frames of the window; of the
-  chunk alone is told, too. Without diffusers, VAE and this peer are absent.
+  ``WanTransformer3DModel``, compiled as it offers, bf16. It has no cache, so a pass covers all frames of the window; the
+  chunk alone is reported, too. Without diffusers, VAE and this peer are absent.
 """
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ from worldmodel_ros.model.weights import RandomWeights
 PARTS = {'correct': 45, 'vae': 50, 'small': 75, 'large': 185, 'kernels': 30, 'branches': 35, 'peers_small': 45,
          'peers_large': 75, 'long': 250}
 NAMES = {'small': 'lingbot_world_v2_1.3b', 'large': 'lingbot_world_fast'}
-HANGS = 40.0  # seconds after its end at which a part is given up
+HANGS = 40.0  # s past its end after which a part is given up
 CHUNK, WINDOW = wan_kernels.CHUNK, wan_kernels.WINDOW
 BRANCHES = 4
-WAYS_CHUNKS = 4  # of each way to start passes
+WAYS_CHUNKS = 4  # for each way to start passes
 DTYPES = ['fp8', 'bf16']
 TEXT_ROWS = 120  # of a prompt
 ATTENTIONS = ('native', '_native_cudnn')  # diffusers' names
-# How the decoder is made: with layers of our own, with channels last, all frames of a chunk at once.
+# Variants of the decoder: fused layers, channels last, residual blocks of our own, all frames of a chunk at once.
 VAES = {'diffusers, frame by frame': (False, False, False, False), 'fused': (True, False, False, True),
         'fused, channels last': (True, True, False, True),
         'fused, channels last, residual blocks': (True, True, True, True)}
@@ -75,11 +75,11 @@ VAE_LIMIT = 0.03  # of a decoder in bf16, compared with float32
 
 
 class TooLong(Exception):
-    """A part has had its time."""
+    """A part has exceeded its time."""
 
 
 class Run:
-    """What all measurements share: device, sizes, where rows go."""
+    """The state that all measurements share: device, sizes, output of rows."""
 
     def __init__(self, options: argparse.Namespace):
         self.tiny, self.compiled = options.tiny, not options.eager
@@ -117,7 +117,7 @@ class Run:
 
     @contextmanager
     def part(self, name: str, seconds: float | None = None) -> Iterator[None]:
-        """A part that fails or is too long leaves the others'; with ``seconds``, it ends after them, or when all must."""
+        """Contain the failure or timeout of a part; with ``seconds``, it ends after them, or at the overall limit."""
         begin, outer = time.perf_counter(), self._end
         if seconds is not None:
             self._end = min(begin + seconds, self.start + self.seconds)
@@ -128,7 +128,7 @@ class Run:
             self.failed[name] = f'{type(error).__name__}: {error}'.splitlines()[0][:500]
             print(name, self.failed[name], file=sys.stderr, flush=True)
             if isinstance(error, TooLong) and seconds is None:
-                raise  # it is the time of the part around this one
+                raise  # the time of the enclosing part is over
         if seconds is not None:
             signal.setitimer(signal.ITIMER_REAL, 0.0)
             self._end = outer
@@ -138,7 +138,7 @@ class Run:
             torch.cuda.empty_cache()
 
     def healthy(self) -> bool:
-        """Whether the GPU still answers: after some faults, all that a process asks of it fails."""
+        """Return whether the GPU still answers; after some faults, all of a process's calls to it fail."""
         try:
             self.wait()
         except RuntimeError:
@@ -146,7 +146,7 @@ class Run:
         return True
 
     def left(self) -> float:
-        """Seconds of the part."""
+        """Return the seconds left of the part."""
         return self._end - time.perf_counter()
 
     def wait(self) -> None:
@@ -169,7 +169,7 @@ def summary(ms: list[float]) -> dict[str, float]:
 
 
 class Model:
-    """A network with a prompt, and inputs for its chunks, all of them drawn."""
+    """A network with a prompt, and random inputs for its chunks."""
 
     def __init__(self, run: Run, name: str, fp8: bool):
         self.run, self.preset = run, run.preset(name)
@@ -179,7 +179,7 @@ class Model:
         if fp8:
             to_fp8(self.dit)
         self.sampler = Sampler(self.dit, self.preset.schedule)
-        if name == NAMES['small']:  # whose kernels are so short that the host would be what a chunk waits for
+        if name == NAMES['small']:  # its kernels are so short that launching them would dominate
             self.sampler = GraphedSampler(self.sampler)
         text = torch.randn(TEXT_ROWS, self.config.text_width, device=run.device)
         with torch.inference_mode():
@@ -201,13 +201,13 @@ class Model:
                                   self.dit.camera_control(self.rays))
 
     def fill(self, sequence: object) -> None:
-        """A full window, after which nothing compiles any more."""
+        """Fill the window, after which nothing compiles any more."""
         for _ in range(self.preset.window_frames // CHUNK + 1):
             self.chunk(sequence)
 
     def tflop(self) -> dict[str, float]:
-        """What a chunk must compute, multiplications and additions, in 10^12: all passes but the last whole, and that one up to
-        the last layer's keys and values."""
+        """Return the operations of a chunk, multiplications and additions, in 10^12: all passes but the last completely, and
+        that up to the last layer's keys and values."""
         c, passes = self.config, len(self.preset.schedule.timesteps)
         tokens, layers = CHUNK * math.prod(self.run.grid), passes * c.layers - 1
         parts = {'linear': 2 * tokens * (layers * (6 * c.width ** 2 + 2 * c.width * c.ffn) + 3 * c.width ** 2),
@@ -224,7 +224,7 @@ def moved_window(model: Model) -> MovedWindow:
 
 @torch.inference_mode()
 def reference_ms(model: Model) -> dict[str, float]:
-    """A chunk of the published loop."""
+    """Time a chunk of the published loop."""
     torch.compiler.reset()
     run, sequence = model.run, moved_window(model)
     sampler = Sampler(PublishedPass(model.dit, model.rays, run.compiled), model.preset.schedule)
@@ -237,7 +237,7 @@ def reference_ms(model: Model) -> dict[str, float]:
 
 
 def repeated(run: Run, call: Callable[[], object], most: int, share: float = 1.0) -> list[float]:
-    """Times, ms, of at least three calls, and at most so many as fit into a share of what is left of the part."""
+    """Return times, ms, of at least three calls, at most ``most``, as many as fit into a share of the part's remaining time."""
     found, end = [], time.perf_counter() + share * run.left()
     while len(found) < most and (len(found) < 3 or time.perf_counter() + found[-1] * 1e-3 < end):
         found.append(run.ms(call))
@@ -246,7 +246,7 @@ def repeated(run: Run, call: Callable[[], object], most: int, share: float = 1.0
 
 @torch.inference_mode()
 def diffusers_ms(model: Model) -> dict[str, object] | None:
-    """A pass of diffusers' transformer over the chunk alone and over the whole window, by its faster attention."""
+    """Time a pass of diffusers' transformer over the chunk alone and over the whole window, with its faster attention."""
     if find_spec('diffusers') is None:
         return None
     from diffusers import WanTransformer3DModel
@@ -281,7 +281,7 @@ def diffusers_ms(model: Model) -> dict[str, object] | None:
 
 
 def decoder(run: Run, form: str | None = None, group: object | None = None) -> object | None:
-    """The VAE with random weights, or None where diffusers is not installed; ``group``: as of ``WanVae``."""
+    """Return the VAE with random weights, or None if diffusers is not installed; ``group``: as of ``WanVae``."""
     if find_spec('diffusers') is None:
         return None
     from diffusers import AutoencoderKLWan
@@ -306,7 +306,7 @@ def decode(vae: object, latents: Tensor, state: object, at_once: bool = True) ->
 
 
 def measure_vae(run: Run) -> None:
-    """The decoder of a chunk in several forms, and how far each is from the first in float32."""
+    """Time the decoder of a chunk in several forms, and compare each with the first in float32."""
     noise, times = torch.randn(16, CHUNK, *run.latent, device=run.device), {}
     exact = decoder(run, next(iter(VAES)))
     if exact is None:
@@ -360,7 +360,7 @@ def measure_kernels(run: Run) -> None:
 
 
 def measure_model(run: Run, part: str, fp8: bool) -> None:
-    """A row of one model, and where its time goes."""
+    """Write a row of one model, and its profile."""
     start, name = time.perf_counter(), NAMES[part]
     model = Model(run, name, fp8)
     sequence = model.pages().open()
@@ -378,7 +378,7 @@ def measure_model(run: Run, part: str, fp8: bool) -> None:
 
 @torch.inference_mode()
 def faster_way(model: Model, sequence: object) -> dict[str, float]:
-    """Gives a model the sampler whose passes are faster: by a CUDA graph, whose inputs have to be copied, or started by the
+    """Give a model the sampler whose passes are faster: a CUDA graph, whose inputs have to be copied, or launches by the
     host."""
     run, found = model.run, {}
     by_host = model.sampler
@@ -388,7 +388,7 @@ def faster_way(model: Model, sequence: object) -> dict[str, float]:
     found['by_host_ms'] = timed()
     with run.part(f'graph of {model.preset.name} {model.dtype}'):
         model.sampler = GraphedSampler(by_host)
-        model.chunk(sequence)  # which captures
+        model.chunk(sequence)  # captures the graph
         found['by_graph_ms'] = timed()
     if not found.get('by_graph_ms', math.inf) < found['by_host_ms']:
         model.sampler = by_host
@@ -397,7 +397,7 @@ def faster_way(model: Model, sequence: object) -> dict[str, float]:
 
 @torch.inference_mode()
 def chunks_ms(model: Model, sequence: object, start: float, chunks: int) -> dict[str, object]:
-    """Chunks of a sequence whose window is full; what began at ``start`` is told as start-up."""
+    """Time chunks of a sequence whose window is full; time since ``start`` counts as start-up."""
     run, vae = model.run, decoder(model.run)
     state = None
     if vae is not None:
@@ -426,7 +426,7 @@ def chunks_ms(model: Model, sequence: object, start: float, chunks: int) -> dict
 
 
 def paced_ms(model: Model, sequence: object, vae: object | None, state: object, chunks: int) -> tuple[list[float], Tensor]:
-    """ms between chunks, each decoded while the passes of the next one run; and the last one's latents."""
+    """Return ms between chunks, each decoded while the passes of the next one run; and the last one's latents."""
     run = model.run
     if vae is None:
         return repeated(run, lambda: model.chunk(sequence), chunks, 0.6), model.chunk(sequence)
@@ -438,7 +438,7 @@ def paced_ms(model: Model, sequence: object, vae: object | None, state: object, 
         while len(marks) <= chunks and (len(marks) < 4 or time.perf_counter() < end):
             latents = model.chunk(sequence)
             ahead.append(decoding.decode(latents))
-            if len(ahead) > 1:  # the host is a chunk ahead, and no more
+            if len(ahead) > 1:  # the host is one chunk ahead, no more
                 ahead.popleft().wait()
                 marks.append(time.perf_counter())
         while ahead:
@@ -453,7 +453,7 @@ def vae_note(run: Run, vae: object | None) -> str:
 
 @torch.inference_mode()
 def profile(model: Model, sequence: object) -> None:
-    """The kernels of a chunk, by their time on the device."""
+    """Write the kernels of a chunk, by their time on the device."""
     from torch.profiler import ProfilerActivity, profile as profiler
     model.run.wait()
     kinds = [ProfilerActivity.CPU] if model.run.tiny else [ProfilerActivity.CUDA]
@@ -470,13 +470,13 @@ def profile(model: Model, sequence: object) -> None:
 
 
 def measure_peers(run: Run, part: str) -> None:
-    """What a user would take, with the weights of our bf16 row."""
+    """Time the alternatives, with the weights of our bf16 row."""
     name = NAMES[part]
     model, row = Model(run, name, False), {}
     with run.part(f'{name} reference'):
         row['reference_ms'] = reference_ms(model)
     passes = len(model.preset.schedule.timesteps)
-    model.dit.to('meta')  # diffusers' network needs the room
+    model.dit.to('meta')  # makes room for diffusers' network
     with run.part(f'{name} diffusers'):
         row['diffusers'] = diffusers_ms(model)
     ratios = {}
@@ -493,7 +493,7 @@ def measure_peers(run: Run, part: str) -> None:
 
 
 def measure_branches(run: Run) -> None:
-    """A chunk of four futures from one moment, one after the other; images are decoded while the next one's passes run."""
+    """Time a chunk of four futures from one moment, in turn; images are decoded while the next one's passes run."""
     model = Model(run, NAMES['small'], True)
     owner, vae = model.pages(branches=BRANCHES), decoder(run)
     root = owner.open()
@@ -529,7 +529,7 @@ def decode_stream(vae: object, state: object) -> object:
 
 
 def measure_long(run: Run) -> None:
-    """A run of ten minutes of video: time and memory at its end and beginning; sinks are moved from frame 1,024 on."""
+    """Time ten minutes of video: time and memory at its end and beginning; sinks are moved from frame 1,024 on."""
     model = Model(run, NAMES['small'], True)
     sequence, ms, gib = model.pages().open(), [], []
     model.fill(sequence)
@@ -575,7 +575,7 @@ def main() -> int:
     signal.signal(signal.SIGALRM, _too_long)
     run = Run(options)
     if find_spec('diffusers') is not None:
-        with run.part('diffusers'):  # its imports take long, and are of no part's time
+        with run.part('diffusers'):  # its slow imports count in no part's time
             for name in ('AutoencoderKLWan', 'WanTransformer3DModel'):
                 getattr(import_module('diffusers'), name)
     for at, part in enumerate(options.parts):
@@ -598,7 +598,7 @@ def main() -> int:
 
 
 def restart(run: Run, parts: list[str]) -> None:
-    """Go on with the parts after the first in a new process: this one's GPU hangs, or answers nothing but errors any more."""
+    """Continue with the parts after the first in a new process: this one's GPU hangs, or returns only errors."""
     run.row(part=parts[0], failed=run.failed, note='the process was restarted after this part')
     kept = [word for word in sys.argv if word not in PARTS and word != '--parts']
     left = run.seconds - (time.perf_counter() - run.start)

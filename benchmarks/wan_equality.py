@@ -1,11 +1,11 @@
-"""How far the Wan family here is from its published code, from diffusers and from its own definitions, at a tiny size on a CPU.
+"""Compares the Wan family here with its published code, diffusers and its own definitions, at a tiny size on a CPU.
 
     pip install -c constraints.txt -e '.[wan]'
     python benchmarks/wan_equality.py --json benchmarks/results/wan_equality.json
 
-The published code's outputs are the fixtures of test/fixtures/wan, which name its commits. Weights and inputs are drawn. Every
-row has a limit; the command fails where one is exceeded. ``difference`` is the norm of the difference relative to that of what
-is wanted; for images ``ssim`` of the first and the last frame, through a drawn VAE, from -1 to 1.
+The published code's outputs are the fixtures of test/fixtures/wan, which name its commits. Weights and inputs are random. Every
+row has a limit; the command fails if one is exceeded. ``difference`` is the norm of the difference relative to that of the
+expected output; for images ``ssim`` of the first and the last frame, through a random VAE, from -1 to 1.
 """
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from worldmodel_ros.model.wan.dense import DenseSequence
 from worldmodel_ros.model.wan.precision import to_fp8
 from worldmodel_ros.model.wan.vae import WanVae
 
-CHUNKS = 6  # of the comparison of precisions: sinks have moved in the last ones
-Row = tuple[str, str, str, float, float]  # compared with, what, measure, found, limit
+CHUNKS = 6  # for the comparison of precisions: sinks have moved in the last ones
+Row = tuple[str, str, str, float, float]  # reference, what, measure, found, limit
 
 
 def images(vae: WanVae, chunks: torch.Tensor) -> np.ndarray:
-    """uint8 (n, H, W, 3) of latents (chunks, C, F, h, w), as one stream."""
+    """Return latents (chunks, C, F, h, w), decoded as one stream, as uint8 (n, H, W, 3)."""
     state, parts = vae.start(), []
     for chunk in chunks:
         part, state = vae.decode(chunk, state)
@@ -48,7 +48,7 @@ def images(vae: WanVae, chunks: torch.Tensor) -> np.ndarray:
 
 
 def published(vae: WanVae) -> Iterator[Row]:
-    """Against the published code: passes, chunks, images, poses and rays."""
+    """Compare with the published code: passes, chunks, images, poses and rays."""
     for name in reference.CASES:
         case, source = reference.Case(name), f'{name}, published code'
         chunks = case.run(case.paged())
@@ -73,7 +73,7 @@ def published(vae: WanVae) -> Iterator[Row]:
 
 
 def diffusers(vae: WanVae) -> Iterator[Row]:
-    """Against diffusers: the transformer's first chunk by its own checkpoint, the VAE streamed and whole."""
+    """Compare with diffusers: the transformer's first chunk by its own checkpoint, the VAE streamed and whole."""
     with tempfile.TemporaryDirectory() as folder:
         found, wanted = peers.first_chunk(Path(folder))
     yield 'diffusers', 'first pass of its checkpoint, float32', 'difference', own.difference(found, wanted), 1e-5
@@ -97,7 +97,7 @@ def diffusers(vae: WanVae) -> Iterator[Row]:
 
 
 def definitions() -> Iterator[Row]:
-    """Against this package's own float32: pages and a dense window, bf16, FP8."""
+    """Compare with this package's own float32: pages and a dense window, bf16, FP8."""
     dit = build(own.CONFIG, tiny.Drawn())
     dense = DenseSequence(own.CONFIG, own.WINDOW, tiny.GRID)
     wanted = [own.chunk_of(dit, dense, number) for number in range(CHUNKS)]
@@ -118,7 +118,7 @@ def main() -> int:
     torch.set_num_threads(1)
     from diffusers import AutoencoderKLWan
     torch.manual_seed(0)
-    # In diffusers' own layers, which the whole video goes through, too.
+    # With diffusers' own layers, since the whole video goes through those.
     vae, rows = WanVae(peers.randomise(AutoencoderKLWan(base_dim=8)), fused=False), []
     with torch.inference_mode():
         for part in (published(vae), diffusers(vae), definitions()):

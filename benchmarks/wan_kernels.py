@@ -1,4 +1,4 @@
-"""The kernels of a pass of a Wan network at its full sizes: each against its definition in PyTorch, and each timed."""
+"""Checks the kernels of a Wan network's pass at full size against their definitions in PyTorch, and times them."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -20,14 +20,14 @@ from worldmodel_ros.model.wan.config import WanConfig
 from worldmodel_ros.model.wan.rotary import rotation
 
 CHUNK, WINDOW = 3, 18
-# Of attention to a prompt: queries of a program, keys of a step, warps, stages. The first one is that of the package.
+# Attention to a prompt: queries of a program, keys of a step, warps, stages. The first is the package's.
 CROSS_WAYS = ((128, 32, 8, 2), (128, 32, 8, 1), (128, 64, 8, 2), (128, 64, 8, 1), (64, 64, 4, 1), (64, 32, 4, 1),
               (64, 32, 4, 2))
 WIDTHS = {'14b': (5120, 40, 13824), '1.3b': (1536, 12, 8960)}
 
 
 def error(found: Tensor, wanted: Tensor) -> float:
-    """Norm of the difference, relative; infinite where something is not finite."""
+    """Return the norm of the difference, relative; infinite if something is not finite."""
     if not found.isfinite().all():
         return float('inf')
     return float((found.double() - wanted.double()).norm() / wanted.double().norm())
@@ -35,7 +35,7 @@ def error(found: Tensor, wanted: Tensor) -> float:
 
 @contextmanager
 def definitions() -> Iterator[None]:
-    """Networks compute what lies between products by the definitions in PyTorch, on any device."""
+    """Let networks use the definitions in PyTorch for everything between products, on any device."""
     with ExitStack() as stack:
         for module in (network, pages, fp8_layers):
             stack.enter_context(patch.object(module, 'row_kernels', lambda x: rows))
@@ -44,7 +44,7 @@ def definitions() -> Iterator[None]:
 
 
 def layer_inputs(width: int, heads: int, grid: tuple[int, int], precision: Precision, device: torch.device) -> tuple:
-    """A pool with a full window, its list's entries, the pages of a chunk, and products of a layer."""
+    """Return a pool with a full window, its list's entries, the pages of a chunk, and products of a layer."""
     tokens, dim = CHUNK * grid[0] * grid[1], width // heads
     each, slabs = -(-tokens // 128), WINDOW // CHUNK
     pool = Pool.allocate(precision, slabs * each, heads, 128, dim, device)
@@ -62,7 +62,7 @@ def layer_inputs(width: int, heads: int, grid: tuple[int, int], precision: Preci
 
 
 def checks(grid: tuple[int, int], device: torch.device) -> Iterator[tuple[str, float, float]]:
-    """Of each kernel: name, difference from its definition, and what that may be."""
+    """Yield for each kernel: name, difference from its definition, and its limit."""
     for size, (width, heads, _) in WIDTHS.items():
         for precision in (Precision.BF16, Precision.FP8):
             name = f'{size}, {precision.value}'
@@ -113,8 +113,8 @@ def checks(grid: tuple[int, int], device: torch.device) -> Iterator[tuple[str, f
 
 def network_differences(grid: tuple[int, int], chunks: int, device: torch.device, width: int, heads: int, ffn: int
                         ) -> Iterator[tuple[str, float, float]]:
-    """Chunks of a network of two layers, with rolling window and sinks, by kernels and pages in bf16 and FP8 and by the
-    definitions and a dense window in float32: the largest difference of latents."""
+    """Compare chunks of a network of two layers, with rolling window and sinks, by kernels and pages in bf16 and FP8, with
+    the definitions and a dense window in float32: the largest difference of latents."""
     from worldmodel_ros.model.wan.checkpoint import build
     from worldmodel_ros.model.wan.dense import DenseSequence
     from worldmodel_ros.model.wan.precision import to_fp8
@@ -161,7 +161,7 @@ def median_ms(call: Callable[[], object], repeats: int = 10) -> float:
 
 @torch.inference_mode()
 def timings(grid: tuple[int, int], device: torch.device) -> Iterator[dict]:
-    """Rows of ms: products, attention by parts, and what lies between them."""
+    """Yield rows of ms: products, attention by parts, and what lies between them."""
     for size, (width, heads, ffn) in WIDTHS.items():
         tokens = CHUNK * grid[0] * grid[1]
         for name, n, k in (('qkv', 3 * width, width), ('proj', width, width), ('ffn.0', ffn, width), ('ffn.2', width, ffn)):

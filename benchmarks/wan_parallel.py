@@ -3,26 +3,26 @@
     python benchmarks/wan_parallel.py --gpus 2 --folder benchmarks/results          # FP8, then bf16
     python benchmarks/wan_parallel.py --tiny --gpus 2 --folder /tmp/wan              # tries the code on CPUs, measures nothing
 
-Sizes as in wan.py, whose models these are. Each process has all weights, a run of a chunk's tokens, own heads of the pages, and
-own rows of the images, which are decoded after the passes, or with ``--overlap`` on a stream of lower priority while the passes
-of the next chunk run. For each type of layers the processes are new, so that one that fails leaves the other's rows, and these
+Sizes as in wan.py, whose models these are. Each process has all weights, a range of a chunk's tokens, its own heads of the
+pages, and its own rows of the images, which are decoded after the passes, or with ``--overlap`` on a stream of lower priority
+while the passes of the next chunk run. Each type of layers has new processes, so that a failure leaves the other's rows, which
 are written as they come (``wan_<gpu>x<gpus>.jsonl``; all of a run in ``.json``):
 
 * agreement: chunks of two layers of full width, divided, compared with those of one process.
 * passes started by the host; then, if time is left, replayed as one CUDA graph, and for as many chunks if that is faster
-  (``--graph``: as a graph alone, for GPUs that are done before the host has started all). A first row is of a few chunks.
-  ``exchange_ms``: what the messages of a chunk take by themselves, one after the other.
-* ``--overlap``: rows with ``overlap`` true follow those of the same passes without. ``images_difference``: of a chunk's images,
-  decoded next to the following passes, from the same decoded by themselves, at most (they are from -1 to 1).
+  (``--graph``: as a graph only, for GPUs that finish before the host has launched all). The first row covers a few chunks.
+  ``exchange_ms``: the messages of a chunk by themselves, one after the other.
+* ``--overlap``: rows with ``overlap`` true follow those of the same passes without. ``images_difference``: the largest
+  difference between images decoded next to the following passes and decoded alone (they are from -1 to 1).
 
-Of a stream of chunks, the host being one ahead, each row says:
+For a stream of chunks, with the host one ahead, each row has:
 
 * ``chunk_ms``, the throughput: the time between one chunk's images and the next one's. A chunk of 12 images at 16 a second is
   shown for 750 ms.
 * ``latency_ms``: from when a chunk's work begins on the GPU, by when its poses must be known, to its images. With ``--overlap``
-  that is longer than ``chunk_ms``, since the next chunk's passes go before the decoder.
+  that is longer than ``chunk_ms``, since the next chunk's passes precede the decoder.
 * ``queued_ms``: from when the host queued the chunk to its images; it need not queue so early.
-* ``alone_ms``: the host's call for one chunk and its images, where no other chunk is in flight.
+* ``alone_ms``: the host's call for one chunk and its images, with no other chunk in flight.
 """
 from __future__ import annotations
 
@@ -54,18 +54,18 @@ from worldmodel_ros.model.wan.sequence import PagedSequences, Window
 
 LIMITS = {'fp8': 0.06, 'bf16': 0.01}
 FIRST = 12  # chunks after which a first row is written
-CHECKED = 3  # chunks that are compared with those of one process
+CHECKED = 3  # chunks compared with those of one process
 ENVIRONMENT = {'NCCL_NVLS_ENABLE': '0', 'TORCH_SYMM_MEM_DISABLE_MULTICAST': '1', 'OMP_NUM_THREADS': '1'}
 
 
 class Divided:
-    """What one of the processes has of a model: ``wan.Model``, whose network works with the others'."""
+    """A process's share of a model: ``wan.Model``, whose network works with the others'."""
 
     def __init__(self, run: wan.Run, group: SequenceParallel, fp8: bool, layers: int | None = None):
         self.run, self.group, name = run, group, wan.NAMES['large']
         if layers is not None:
             run = _with_layers(run, layers)
-        torch.manual_seed(0)  # all draw the same inputs
+        torch.manual_seed(0)  # the same inputs in all processes
         self.model = model = wan.Model(run, name, fp8)
         join(model.dit, group)
 
@@ -77,7 +77,7 @@ class Divided:
 
 
 def _with_layers(run: wan.Run, layers: int) -> wan.Run:
-    """The same, whose models have so many layers."""
+    """Return the same, whose models have ``layers`` layers."""
     other = object.__new__(type(run))
     other.__dict__.update(run.__dict__)
 
@@ -90,7 +90,7 @@ def _with_layers(run: wan.Run, layers: int) -> wan.Run:
 
 @torch.inference_mode()
 def agreement(run: wan.Run, group: SequenceParallel, fp8: bool) -> dict:
-    """How far chunks of two layers are from those of one process, and whether all processes have the same bits."""
+    """Compare chunks of two layers with those of one process, and check that all processes have the same bits."""
     divided = Divided(run, group, fp8, 2)
     torch.manual_seed(0)
     alone, found, wanted = wan.Model(_with_layers(run, 2), wan.NAMES['large'], fp8), [], []
@@ -105,24 +105,24 @@ def agreement(run: wan.Run, group: SequenceParallel, fp8: bool) -> dict:
 
 
 class Decoder:
-    """Decodes one stream of chunks on a CUDA stream of its own, which the passes that follow wait for or not."""
+    """Decodes one stream of chunks on a CUDA stream of its own, with later passes waiting for it or not."""
 
     def __init__(self, run: wan.Run, vae: object | None):
         self._run, self._stream = run, None if vae is None else wan.decode_stream(vae, None)
 
     def after(self, latents: Tensor) -> Moment:
-        """What follows waits. Returns when the images are there."""
+        """Decode before whatever follows; return the moment when the images are ready."""
         if self._stream is not None:
             self._stream.decode(latents).images()
         return Moment(self._run)
 
     def overlapping(self, latents: Tensor) -> Moment:
-        """What follows does not wait."""
+        """Decode next to whatever follows; return the same."""
         self._stream.decode(latents)
         return Moment(self._run, self._stream.stream)
 
     def difference(self, chunk: Callable[[], Tensor]) -> float:
-        """How far a chunk's images, decoded next to the following passes, are from the same decoded by themselves."""
+        """Return how much a chunk's images, decoded next to the following passes, differ from those decoded alone."""
         latents, before = chunk(), self._stream.state
         found = self._stream.decode(latents)
         chunk()
@@ -132,7 +132,7 @@ class Decoder:
 
 
 class Moment:
-    """When what a stream was given so far is done; on a CPU, that is now."""
+    """The completion of a stream's work so far; on a CPU, that is now."""
 
     def __init__(self, run: wan.Run, stream: torch.cuda.Stream | None = None):
         self._event, self._time = None if run.tiny else torch.cuda.Event(enable_timing=True), time.perf_counter()
@@ -144,14 +144,14 @@ class Moment:
             self._event.synchronize()
 
     def ms_to(self, later: Moment) -> float:
-        """Both have come."""
+        """Return the ms to a later moment; both must have passed."""
         return 1e3 * (later._time - self._time) if self._event is None else self._event.elapsed_time(later._event)
 
 
 @torch.inference_mode()
 def streamed(run: wan.Run, chunk: Callable[[], Tensor], decode: Callable[[Tensor], Moment], count: int
              ) -> dict[str, list[float]]:
-    """``chunk_ms``, ``latency_ms`` and ``queued_ms`` of so many chunks, the host being one ahead."""
+    """Return ``chunk_ms``, ``latency_ms`` and ``queued_ms`` of ``count`` chunks, with the host one ahead."""
     ahead, there = deque(), []
     found: dict[str, list[float]] = {'chunk_ms': [], 'latency_ms': [], 'queued_ms': []}
     run.wait()
@@ -171,8 +171,8 @@ def streamed(run: wan.Run, chunk: Callable[[], Tensor], decode: Callable[[Tensor
 
 @torch.inference_mode()
 def exchange_ms(run: wan.Run, group: SequenceParallel, model: wan.Model) -> float:
-    """Of the messages of a chunk, which the passes hide or not: products of queries, keys and values for the other processes,
-    means of squares, and what was attended to."""
+    """Time the messages of a chunk, whether or not the passes hide them: products of queries, keys and values for the other
+    processes, means of squares, and attention outputs."""
     c, count = model.config, group.count
     tokens = -(-wan.CHUNK * run.grid[0] * run.grid[1] // count)
     part = torch.zeros(tokens, 3 * c.width // count, dtype=torch.bfloat16, device=run.device)
@@ -196,7 +196,7 @@ def measure(run: wan.Run, group: SequenceParallel, fp8: bool, chunks: int, graph
     divided = Divided(run, group, fp8)
     model, sequence = divided.model, divided.pages().open()
     decoders = None
-    if several:  # all decode by the same messages, one stream after the other
+    if several:  # all decode with the same messages, one stream after the other
         decoders = SequenceParallel(group.link.background()) if overlap else group
     vae = wan.decoder(run, group=decoders)
     decoder = Decoder(run, vae)
@@ -219,7 +219,7 @@ def measure(run: wan.Run, group: SequenceParallel, fp8: bool, chunks: int, graph
         return model.chunk(sequence)
 
     def part(graph: bool, count: int, overlapping: bool = False) -> float:
-        """Write a row of so many more chunks; return their median time, s."""
+        """Write a row of ``count`` more chunks; return their median time, s."""
         decode = decoder.overlapping if overlapping else decoder.after
         all_of = times.setdefault((graph, overlapping), {})
         for name, found in streamed(run, chunk, decode, count).items():
@@ -239,7 +239,7 @@ def measure(run: wan.Run, group: SequenceParallel, fp8: bool, chunks: int, graph
         return 1e-3 * wan.summary(all_of['chunk_ms'])['p50']
 
     def more(graph: bool, seconds: float, overlapping: bool = False) -> None:
-        """As many as were asked for, where time is left for them."""
+        """Run as many as were asked for, if time is left for them."""
         if chunks > FIRST and agreed(group, run.left() > 10.0 + (chunks - FIRST + 10) * seconds):
             part(graph, chunks - FIRST, overlapping)
     first, by_host = min(FIRST, chunks), math.inf
@@ -250,7 +250,7 @@ def measure(run: wan.Run, group: SequenceParallel, fp8: bool, chunks: int, graph
         if not agreed(group, run.left() > 30.0 + (FIRST + 10) * by_host):
             return
     model.sampler = GraphedSampler(Sampler(model.dit, model.preset.schedule))
-    chunk()  # which captures
+    chunk()  # captures the graph
     run.wait()
     say(run, group, 'the graph is captured')
     by_graph = part(True, first)
@@ -261,18 +261,18 @@ def measure(run: wan.Run, group: SequenceParallel, fp8: bool, chunks: int, graph
 
 
 def say(run: wan.Run, group: SequenceParallel, text: str) -> None:
-    """Rank 0 says how far it is."""
+    """Report progress, on rank 0."""
     if group.rank == 0:
         print(f'{time.perf_counter() - run.start:.1f} s: {text}', file=sys.stderr, flush=True)
 
 
 def agreed(group: SequenceParallel, own: bool) -> bool:
-    """What rank 0 decides."""
+    """Return rank 0's decision."""
     return bool(group.sum(torch.tensor([int(own and group.rank == 0)], device=group.link.device)))
 
 
 def process(options: argparse.Namespace) -> None:
-    """One of the processes: rank 0 writes rows to --rows."""
+    """Run one of the processes: rank 0 writes rows to --rows."""
     torch.manual_seed(0)
     torch.backends.cudnn.benchmark = True
     torch.set_num_threads(1)
@@ -293,7 +293,7 @@ def process(options: argparse.Namespace) -> None:
                 print(json.dumps({'gpu': run.gpu, 'gpus': options.gpus, 'weights': 'random', **values}), file=file)
     fp8 = options.dtypes == ['fp8']
     say(run, group, 'all have joined')
-    # Passes go before what is decoded in the background.
+    # Passes have priority over background decoding.
     with nullcontext() if run.tiny else torch.cuda.stream(torch.cuda.Stream(priority=-1)):
         row(**agreement(run, group, fp8))
         if not run.tiny:
@@ -302,11 +302,11 @@ def process(options: argparse.Namespace) -> None:
         measure(run, group, fp8, options.large_chunks, options.graph, options.overlap, row)
         agreed(group, True)
     Link.leave().result()
-    os._exit(0)  # graphs hold messages, which their destruction at the interpreter's end would look for
+    os._exit(0)  # destroying the graphs at exit would access their messages
 
 
 def run_dtype(options: argparse.Namespace, dtype: str, seconds: float) -> str:
-    """All processes of one type of layers; why they failed, if they did."""
+    """Run all processes of one type of layers; return why they failed, if they did."""
     rows = options.folder / f'wan_parallel_{dtype}.rows'
     rows.unlink(missing_ok=True)
     common = [sys.executable, __file__, '--folder', str(options.folder), '--gpus', str(options.gpus), '--dtypes', dtype,

@@ -5,9 +5,9 @@
 
 bf16, random weights, blocks compiled as diffusers does it (``compile_repeated_blocks``), by each attention of PyTorch
 in turn; the row is of the faster one. The width, heads, layers, MLP and tokens are those of ``robot_3b``, but not the
-network (``differs``), so the row says how much of each there is to compute (``tflop``), and times of the two are no ratio
-of implementations. ``python benchmarks/tick.py --presets robot_3b --dtypes bf16 --steps 1`` measures ours. Without a GPU
-it runs at a small size, which tries the code and measures nothing.
+network (``differs``), so the row has the operations of each (``tflop``), and the ratio of the two times does not compare
+implementations. ``python benchmarks/tick.py --presets robot_3b --dtypes bf16 --steps 1`` measures ours. Without a GPU
+it runs at a small size, which tests the code and measures nothing.
 """
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from worldmodel_ros.machine import machine, versions
 from worldmodel_ros.model.presets import ROBOT_3B, Preset
 
 ON_GPU = torch.cuda.is_available()
-TEXT = 16  # tokens of the prompt: as few as cost nothing
+TEXT = 16  # tokens of the prompt: few enough to cost nothing
 ATTENTIONS = ('native', '_native_cudnn') if ON_GPU else ('native',)  # diffusers' names; native: PyTorch's own choice
 DIFFERS = (
     'attention: the peer has all tokens of the chunk in every layer, and none of the past; robot_3b a frame in 12 of '
@@ -55,7 +55,7 @@ def main() -> int:
         try:
             found.append(measure(model, attention, options.calls, device))
             print(json.dumps(found[-1]), file=sys.stderr, flush=True)
-        except Exception as error:  # the other one is worth having
+        except Exception as error:  # keep measuring the other one
             failed[attention] = f'{type(error).__name__}: {error}'
     result = {'command': command(), 'weights': 'random',
               'machine': machine(), 'versions': versions(('torch', 'triton', 'diffusers')), 'failed': failed,
@@ -65,7 +65,7 @@ def main() -> int:
 
 
 def peer_config(preset: Preset) -> dict:
-    """Arguments of a WanTransformer3DModel with a preset's sizes."""
+    """Return arguments of a WanTransformer3DModel with a preset's sizes."""
     return {'patch_size': (1, preset.patch, preset.patch), 'num_attention_heads': preset.heads,
             'attention_head_dim': preset.head_dim, 'num_layers': preset.depth, 'ffn_dim': 4 * preset.width,
             'in_channels': preset.latent_channels, 'out_channels': preset.latent_channels}
@@ -75,7 +75,7 @@ SMALL = {**peer_config(ROBOT_3B), 'num_attention_heads': 2, 'attention_head_dim'
 
 
 def build(kind: type, config: dict, device: torch.device) -> torch.nn.Module:
-    """The network with random weights, in the types that diffusers loads trained ones as for bfloat16."""
+    """Build the network with random weights, in the types in which diffusers loads trained ones for bfloat16."""
     torch.manual_seed(0)
     with device:
         model = kind(**config).eval().requires_grad_(False)
@@ -83,13 +83,13 @@ def build(kind: type, config: dict, device: torch.device) -> torch.nn.Module:
         if not any(part in name.split('.') for part in model._keep_in_fp32_modules):
             parameter.data = parameter.data.to(torch.bfloat16)
     if ON_GPU:
-        torch.cuda.reset_peak_memory_stats(device)  # it was drawn in float32
+        torch.cuda.reset_peak_memory_stats(device)  # excludes the float32 initialisation
     return model
 
 
 @torch.inference_mode()
 def measure(model: torch.nn.Module, attention: str, calls: int, device: torch.device) -> dict:
-    """ms of a call, after what compiles."""
+    """Return ms of a call, after compilation."""
     torch.compiler.reset()
     model.set_attention_backend(attention)
     model.compile_repeated_blocks(fullgraph=True)
@@ -107,7 +107,7 @@ def measure(model: torch.nn.Module, attention: str, calls: int, device: torch.de
 
 
 def latent_shape() -> tuple[int, ...]:
-    """Batch, channels, frames, rows, columns: a chunk's, or a small one's."""
+    """Return batch, channels, frames, rows, columns: a chunk's, or a small one's."""
     if ON_GPU:
         return 1, ROBOT_3B.latent_channels, ROBOT_3B.chunk_frames, *ROBOT_3B.latent_size
     return 1, ROBOT_3B.latent_channels, 2, 4, 4

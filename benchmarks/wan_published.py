@@ -1,6 +1,6 @@
 """What benchmarks/wan.py compares with: the published loop of LingBot-World-Fast, and diffusers' transformer, each compiled.
 
-The loop is written again from what the published code does, on the weights of this package's network, layer by layer in
+The loop is reimplemented from the published code, on the weights of this package's network, layer by layer in
 PyTorch's own operations: keys and values in one tensor that is moved by a clone, PyTorch's attention, the prompt's padding
 attended to, the camera's layers in each pass.
 """
@@ -24,7 +24,7 @@ EPS = 1e-6
 
 
 def enter(x: Tensor, modulation: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """To queries, keys and values (N, 3 * D)."""
+    """Return queries, keys and values (N, 3 * D)."""
     rows = F.layer_norm(x, x.shape[-1:], eps=EPS) * (1.0 + modulation[1]) + modulation[0]
     return F.linear(rows.to(weight.dtype), weight, bias)
 
@@ -37,13 +37,13 @@ def normalise_and_rotate(qkv: Tensor, rotary: Tensor, q_weight: Tensor, k_weight
 
 def leave(x: Tensor, attended: Tensor, modulation: Tensor, scale: Tensor, shift: Tensor, keys: Tensor, values: Tensor,
           weights: list[Tensor]) -> Tensor:
-    """The stream after the layer."""
+    """Return the stream after the layer."""
     proj, proj_bias, norm, norm_bias, q_weight, q_bias, out, out_bias, first, first_bias, second, second_bias = weights
     x = x + modulation[2] * F.linear(attended, proj, proj_bias).float()
     x = (1.0 + scale.float()) * x + shift.float()
     rows = F.layer_norm(x, x.shape[-1:], norm.float(), norm_bias.float(), EPS)
     q = F.linear(rows.to(proj.dtype), q_weight, q_bias)
-    q = F.rms_norm(q.float(), q.shape[-1:], None, EPS).to(proj.dtype)  # by weights that the keys have
+    q = F.rms_norm(q.float(), q.shape[-1:], None, EPS).to(proj.dtype)  # the weights are folded into the keys
     q = q.unflatten(-1, (len(keys), -1)).transpose(0, 1)[None]
     crossed = F.scaled_dot_product_attention(q, keys[None], values[None])[0].transpose(0, 1).flatten(1)
     x = x + F.linear(crossed, out, out_bias).float()
@@ -53,14 +53,14 @@ def leave(x: Tensor, attended: Tensor, modulation: Tensor, scale: Tensor, shift:
 
 
 def weights_of(block: WanBlock) -> list[Tensor]:
-    """Those that ``leave`` takes."""
+    """Return the weights that ``leave`` takes."""
     return [block.proj.weight, block.proj.bias, block.cross_norm.weight, block.cross_norm.bias, block.cross_q.weight,
             block.cross_q.bias, block.cross_proj.weight, block.cross_proj.bias, block.ffn[0].weight,
             block.ffn[0].bias, block.ffn[2].weight, block.ffn[2].bias]
 
 
 class PublishedPass:
-    """In place of a ``WanDiT`` in a ``Sampler``."""
+    """Replaces a ``WanDiT`` in a ``Sampler``."""
 
     def __init__(self, dit: WanDiT, rays: Tensor, compiled: bool):
         self.dit, self.rays = dit, rays
@@ -82,7 +82,7 @@ class PublishedPass:
         x = F.layer_norm(x, x.shape[-1:], eps=EPS) * (1.0 + scale) + shift
         return unpatchify(self.dit.head(x), frames, height // PATCH, width // PATCH)
 
-    keep = __call__  # its last pass is a whole one
+    keep = __call__  # its last pass is complete
 
 
 class MovedWindow:
@@ -102,7 +102,7 @@ class MovedWindow:
         self._rotary = rotation(self._head_dim, self.frame + np.arange(frames), self._grid, self._device)
         end = self.frame * self._tokens + self._own
         self._end, full = min(end, self._k[0].shape[1]), end > self._k[0].shape[1]
-        self._moves = set(range(len(self._k))) if full else set()  # in the first pass of a chunk alone
+        self._moves = set(range(len(self._k))) if full else set()  # only in the first pass of a chunk
         yield self
         self.frame += frames
 

@@ -1,1 +1,1 @@
-"""A fleet of GPUs that serves robots, on virtual time, decided by the scheduler that the server runs."""
+"""Simulation of a fleet of GPUs that serves robots, on a virtual clock, with the server's own scheduler."""

@@ -1,10 +1,10 @@
 """
-Simulates a fleet of GPUs serving robots at 10 Hz, with the scheduler of the server on virtual time.
+Simulates a fleet of GPUs serving robots at 10 Hz, with the scheduler of the server on a virtual clock.
 
     python -m benchmarks.fleet_sim --table base.json --table small.json --out benchmarks/results
 
-Step tables are what the service's calibration measured on the GPU; without one, a placeholder shows the program at
-work, and nothing is written among the results. Writes fleet_sim.json, fleet_sim.png and fleet_sim_timeline.png, and
+Step tables are what the service's calibration measured on the GPU; without one, a placeholder demonstrates the program,
+and nothing is written among the results. Writes fleet_sim.json, fleet_sim.png and fleet_sim_timeline.png, and
 prints the rows as a table.
 """
 from __future__ import annotations
@@ -28,12 +28,12 @@ from .tally import BIN, Tally
 
 POLICIES = {'fifo': FIFO, 'edf': EDF, 'edf_ladder': EDF_LADDER}
 RESULTS = Path(__file__).resolve().parents[1] / 'results'
-CHUNK = 8  # GPUs a task of one process
+CHUNK = 8  # GPUs per task of one process
 SEED = 1
 
 
 def play(gpus: list[tuple[int, Gpu]], tables: list[dict], policy: Policy, scenario: Scenario) -> Tally:
-    """Simulate some GPUs; what happens to one does not depend on the others."""
+    """Simulate some GPUs; they do not depend on the others."""
     tally = Tally()
     for number, history in gpus:
         tally.add(Device(history, tables, policy, scenario.staggered, scenario.seconds, SEED + number).run())
@@ -57,7 +57,7 @@ def simulate(scenario: Scenario, policy: str, tables: list[dict], executor: Exec
 
 
 def timeline(tables: list[dict], robots: int, seconds: float = 1.0) -> list[tuple[Batch, float]]:
-    """Return the batches of one GPU with so many robots, and when each ended [s]."""
+    """Return the batches of one GPU with ``robots`` robots, and when each ended [s]."""
     batches: list[tuple[Batch, float]] = []
     scenario = Scenario('timeline', robots, 1, seconds)
     Device(histories(scenario, SEED)[0], tables, EDF_LADDER, False, seconds, SEED,
@@ -67,8 +67,8 @@ def timeline(tables: list[dict], robots: int, seconds: float = 1.0) -> list[tupl
 
 def capacity(tables: list[dict]) -> dict[str, float]:
     """
-    Robots that one GPU can serve in each tier, at the most: with every batch of the size that does most work per
-    second, which a deadline does not always leave time for.
+    Return the most robots that one GPU can serve in each tier: with every batch of the size that does most work per
+    second, for which deadlines do not always leave time.
     """
     table = StepTable.from_dict(*tables)
     networks = {row['network'] for values in tables for row in values['rows']}
@@ -79,7 +79,7 @@ def capacity(tables: list[dict]) -> dict[str, float]:
 
 
 def markdown(report: dict) -> str:
-    """The rows as a table for the documentation."""
+    """Return the rows as a table for the documentation."""
     lines = ['| scenario | robots | policy | late | refused | two steps, one step, smaller | p50 / p99 | GPU busy |',
              '|---|---|---|---|---|---|---|---|']
     for row in report['rows']:
@@ -91,7 +91,7 @@ def markdown(report: dict) -> str:
 
 
 def describe(row: dict) -> str:
-    """One line of what a row says."""
+    """Return a row as one line."""
     tiers = ', '.join(f'{name} {share:.1%}' for name, share in row['tiers'].items())
     return (f'{row["scenario"]:26s} {row["robots"]:6d} robots  {row["policy"]:10s} late {row["late_ratio"]:8.3%}  '
             f'refused {row["refused_ratio"]:7.2%}  p50 {row["p50_ms"]} p99 {row["p99_ms"]} ms  '
@@ -134,7 +134,7 @@ def main(arguments: list[str] | None = None) -> int:
                 row = simulate(scenario.scaled(options.scale), policy, tables, executor)
                 report['rows'].append(row)
                 print(describe(row), flush=True)
-                # Written as they come: a run of minutes is not lost at its end.
+                # Written as they come, so that an interrupted run keeps its rows.
                 (options.out / 'fleet_sim.json').write_text(json.dumps(report, indent=1) + '\n')
     draw_overview(report, options.out / 'fleet_sim.png')
     draw_timeline(timeline(tables, robots=78), options.out / 'fleet_sim_timeline.png', measured)

@@ -1,12 +1,12 @@
 """
-Simulates a month of a fleet in which servers, racks, its router and the way to it fail: for how much of the time has each
-robot a command, and by which rung of its ladder?
+Simulates a month of a fleet in which servers, racks, its router and its network fail: for how much of the time has each
+robot a command, and from which rung of its ladder?
 
     python -m benchmarks.fleet_sim.availability --json benchmarks/results/fleet_availability.json
 
-Failures and repairs are events on virtual time, decided by the fleet's own router; what lies between them is not played tick
-by tick. How long a session is away, and how much of a GPU a robot takes, is measured (``--resume``, ``--server-loss``,
-``--capacity``); how often things fail is assumed, and said in the result. The rungs add up: what one
+Failures and repairs are events on a virtual clock, handled by the fleet's own router; the ticks in between are not simulated.
+How long a session is away, and how much of a GPU a robot takes, is measured (``--resume``, ``--server-loss``,
+``--capacity``); how often things fail is assumed, and stated in the result. The rungs add up: what one
 leaves open, the next one may fill.
 """
 from __future__ import annotations
@@ -33,9 +33,9 @@ RESULTS = Path(__file__).resolve().parents[1] / 'results'
 
 @dataclass(frozen=True)
 class Assumptions:
-    """Mean times between failures and to repair [s], each of one such thing; assumed, not measured."""
+    """Mean times between failures and to repair [s], each per unit; assumed, not measured."""
 
-    process_fails: float = 7 * DAY      # a server's process ends by itself, and is started again
+    process_fails: float = 7 * DAY      # a server's process ends by itself, and is restarted
     process_back: float = 30.0
     host_fails: float = 60 * DAY        # with its GPU
     host_back: float = 4 * 3600.0
@@ -47,40 +47,40 @@ class Assumptions:
     store_back: float = 300.0
     network_fails: float = DAY          # of one robot: it reaches no server
     network_back: float = 20.0
-    own_fails: float = 30 * DAY         # the robot's own model ends, and is started again
+    own_fails: float = 30 * DAY         # the robot's own model ends, and is restarted
     own_back: float = 20.0
 
 
 @dataclass(frozen=True)
 class Measured:
-    """s. ``resume``: reading a session and its first chunk; ``takeover``: until the robot's own model drives; ``anew``: to
-    commit a window again, in real time; ``cost``: of a GPU's time, that a robot's ticks take; ``full``: the share of
-    it beyond which no robot is placed."""
+    """In s. ``resume``: reading a session and its first chunk; ``takeover``: until the robot's own model drives; ``anew``:
+    until a window is committed again, in real time; ``cost``: GPU time of a tick; ``full``: the share of a GPU's time
+    beyond which no robot is placed."""
 
     resume: float
     takeover: float
     anew: float = 16 * PERIOD
-    plan: float = 3 * PERIOD  # that the last plan bridges
+    plan: float = 3 * PERIOD  # bridged by the last plan
     cost: float = COST
     full: float = RouterSettings().full
 
 
 class Month:
-    """What befalls a fleet of so many robots and GPUs."""
+    """The failures of a month, for a fleet of so many robots and GPUs."""
 
     def __init__(self, robots: int, gpus: int, assumed: Assumptions, measured: Measured, days: float, seed: int) -> None:
         self._robots, self._gpus, self._assumed, self._measured = robots, gpus, assumed, measured
         self._end = days * DAY
         self._rng = random.Random(seed)
         self._router = Router([1.0] * gpus, [gpu // RACK for gpu in range(gpus)], RouterSettings(full=measured.full))
-        self._down = [0] * gpus            # failures of each GPU that are not repaired: of itself, its host, its rack
+        self._down = [0] * gpus            # unrepaired failures that affect each GPU: its own, its host's, its rack's
         self._router_down = self._store_down = False
         self._events: list[tuple[float, int, str, int]] = []
         self._order = 0
         self._away: dict[int, float] = {}  # robots without a server, since when
         self._network: dict[int, float] = {}  # robots that reach none, since when
         self._gaps: list[tuple[int, float, float]] = []    # robot, from, to: no server
-        self._cold: list[tuple[int, float, float]] = []    # a server, but its session has seen too little
+        self._cold: list[tuple[int, float, float]] = []    # a server, but its session has seen too few frames
         self.counts: Counter[str] = Counter()
         self._phases = [self._rng.random() for _ in range(robots)]
         for robot in range(robots):
@@ -91,7 +91,7 @@ class Month:
                 self._later(0.0, kind, which)
 
     def run(self) -> dict:
-        """Play the month; return the share of the robots' time with a command, rung by rung."""
+        """Simulate the month; return the share of the robots' time with a command, rung by rung."""
         while self._events and self._events[0][0] < self._end:
             now, _, kind, which = heapq.heappop(self._events)
             if kind.endswith(' back'):
@@ -118,7 +118,7 @@ class Month:
             for gpu in gpus:
                 self._down[gpu] += 1
             for robot in self._router.lose([gpu for gpu in gpus if self._router.alive[gpu]]):
-                if robot not in self._network:  # else it will notice when it reaches one again
+                if robot not in self._network:  # else it notices when it reaches a server again
                     self._away[robot] = now
                 self._place(robot, now)
 
@@ -145,7 +145,7 @@ class Month:
                 self._place(robot, now)
 
     def _place(self, robot: int, now: float) -> None:
-        """Where the router is lost, robots go where the hash says; the same servers judge whether there is time."""
+        """Place a robot; without the router it goes where the hash says, and the server itself decides whether it has time."""
         cost = self._measured.cost
         demand = Demand(cost, PERIOD, self._phases[robot])
         if self._router_down:
@@ -157,7 +157,7 @@ class Month:
         except NoRoom:
             self.counts['no room'] += 1
             return
-        # A lease that ends is the concern of who renews it.
+        # The simulation does not expire leases.
         self._router.renew(robot, self._router.claim(robot).generation, math.inf)
         if robot in self._away:
             self._back(robot, self._away.pop(robot), now + DETECTION)
@@ -174,7 +174,7 @@ class Month:
         total = self._robots * self._end
         server = sum(end - start for _, start, end in self._gaps)
         cold = sum(end - start for _, start, end in self._cold)
-        # The last plan bridges the first of each gap; the own model drives after it, if it runs.
+        # The last plan bridges the start of each gap; the robot's own model drives after it, if it runs.
         plan = sum(max(0.0, end - start - self._measured.plan) for _, start, end in self._gaps)
         own_down = self._assumed.own_back / (self._assumed.own_fails + self._assumed.own_back)
         own = sum(min(end - start, max(0.0, self._measured.takeover - PERIOD))
@@ -198,8 +198,8 @@ class Month:
 
 def capacity_of(result: dict, two_steps: float = 0.99) -> dict[str, float]:
     """
-    ``cost`` and ``full`` by a result of ``benchmarks/capacity.py``: of the most robots that had the share ``two_steps`` of
-    their ticks in two steps, and all others in time, in each of its draws.
+    Return ``cost`` and ``full`` from a result of ``benchmarks/capacity.py``: for the most robots that had the share
+    ``two_steps`` of their ticks in two steps, and all others in time, in each of its draws.
     """
     rows = [row for row in result['rows'] if row['way'] == 'offers']
     kept = [robots for robots in {row['robots'] for row in rows} if all(
@@ -212,7 +212,7 @@ def capacity_of(result: dict, two_steps: float = 0.99) -> dict[str, float]:
 
 
 def without_a_fleet(robots: int, assumed: Assumptions, days: float) -> float:
-    """Share of the time with a server, where each robot has one and waits for its repair."""
+    """Return the share of the time with a server, where each robot has one of its own and waits for its repair."""
     down = sum(back / (fails + back) for fails, back in (
         (assumed.process_fails, assumed.process_back), (assumed.host_fails, assumed.host_back),
         (assumed.rack_fails, assumed.rack_back), (assumed.network_fails, assumed.network_back)))

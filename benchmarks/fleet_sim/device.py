@@ -1,4 +1,4 @@
-"""One GPU of the fleet on virtual time, under the scheduler that the server runs."""
+"""One GPU of the fleet on a virtual clock, under the server's own scheduler."""
 from __future__ import annotations
 
 import heapq
@@ -13,8 +13,8 @@ from .scenarios import PERIOD, Gpu, Stay
 from .tally import Tally
 
 DEADLINE = 0.050  # s from the camera's stamp to the command at the robot
-UPLINK, UPLINK_JITTER = 0.009, 0.0015  # s: compression 4 ms and network 5 ms, normal, never under half of it
-DOWNLINK = 0.006  # s: network 5 ms and the gate 1 ms; kept free, so it is not drawn
+UPLINK, UPLINK_JITTER = 0.009, 0.0015  # s: compression 4 ms and network 5 ms, normal, never less than half of the mean
+DOWNLINK = 0.006  # s: network 5 ms and the gate 1 ms; reserved, so it is not drawn
 WARM_UP_BUDGET = 5.0  # s that a moved session's window may take to be committed again
 
 SETTINGS = Settings()
@@ -47,7 +47,7 @@ class Device:
         self._running: tuple[float, Batch] | None = None
 
     def run(self) -> Tally:
-        """Play the whole history; return what became of the ticks."""
+        """Play the whole history; return the tally of its ticks."""
         for stay in self._history.stays:
             self._at(stay.start, self._join, stay)
         while self._events or self._running:
@@ -118,7 +118,7 @@ class Device:
         return now
 
     def _die(self) -> None:
-        """The GPU is gone: nothing that is open is answered."""
+        """Lose the GPU: no open request is answered."""
         self._running = None
         for stay in self._history.stays:
             self._scheduler.close(stay.robot, self._history.dies)
@@ -148,7 +148,7 @@ class Device:
             self._tally.promised.append(completion.finish - completion.admission.expected)
         decode = 'small/decode' if completion.tier is Tier.SMALLER else 'base/decode'
         if decode in self._networks:
-            # The images of a prediction are worth something until the next one comes.
+            # The images of a prediction are useful only until the next one comes.
             self._scheduler.submit(Request(('picture', *request.id), request.session, 0, Kind.IDLE, completion.finish,
                                            completion.finish + PERIOD, {completion.tier: (Unit(decode),)}),
                                    completion.finish)

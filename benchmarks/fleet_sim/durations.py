@@ -1,4 +1,4 @@
-"""How long batches really take: drawn from measured quantiles."""
+"""Batch durations, drawn from measured quantiles."""
 from __future__ import annotations
 
 import json
@@ -10,7 +10,7 @@ import numpy as np
 
 LEVELS = (0.0, 0.5, 0.95, 0.99, 1.0)
 
-# Only to try the program out: these were not measured. Affine in the batch size, as a network is that fills the GPU.
+# Placeholder, not measured: affine in the batch size, like a network that fills the GPU.
 PLACEHOLDER = {
     'machine': 'NOT MEASURED', 'preset': 'base and small', 'padded': True, 'measured': False,
     'rows': [{'network': network, 'batch': batch, 'samples': 0, 'p50_ms': fixed + each * batch,
@@ -22,7 +22,7 @@ PLACEHOLDER = {
 
 
 def read_tables(paths: list[Path]) -> list[dict]:
-    """Read step tables; the placeholder where there are none. Raises ValueError where a network is missing."""
+    """Read step tables; the placeholder if there are none. Raises ValueError if a network is missing."""
     tables = [json.loads(path.read_text()) for path in paths] or [PLACEHOLDER]
     networks = {row['network'] for table in tables for row in table['rows']}
     missing = {'base/observe', 'base/denoise'} - networks

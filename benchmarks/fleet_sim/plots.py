@@ -1,4 +1,4 @@
-"""Images of a simulated fleet."""
+"""Plots of a simulated fleet."""
 from __future__ import annotations
 
 from pathlib import Path
@@ -19,7 +19,7 @@ NETWORK_COLOURS = {'base/observe': GOOD, 'base/denoise': MODEL, 'base/decode': L
 
 
 def draw_overview(report: dict, path: Path) -> None:
-    """Late answers and tiers by load, and the course of the scenarios in which something happens."""
+    """Draw late answers and tiers by load, and the course of the scenarios with events."""
     rows = report['rows']
     steady = [row for row in rows if row['scenario'] == 'steady']
     others = [name for name in dict.fromkeys(row['scenario'] for row in rows) if name != 'steady']
@@ -40,7 +40,7 @@ def draw_overview(report: dict, path: Path) -> None:
 
 def draw_timeline(batches: list[tuple[Batch, float]], path: Path, measured: bool, since: float = 0.5,
                   length: float = 0.1) -> None:
-    """The batches of one GPU over ``length`` seconds: a lane a network, the number of robots in each batch."""
+    """Draw the batches of one GPU over ``length`` seconds: a lane per network, the number of robots in each batch."""
     networks = list(NETWORK_COLOURS)
     note = 'Each bar is one batch, with the number of requests in it. Decoding fills gaps, where there are any.'
     title = 'One overloaded GPU, 78 robots: 100 ms of its work'

@@ -1,4 +1,4 @@
-"""What happens to the fleet: which robots are on which GPU, from when to when, and what befalls the GPUs."""
+"""Scenarios of the fleet: which robots are on which GPU, from when to when, and which GPUs fail or slow down."""
 from __future__ import annotations
 
 import heapq
@@ -30,7 +30,7 @@ class Stay:
 
 @dataclass(frozen=True)
 class Gpu:
-    """What one GPU lives through. From ``slow_from`` [s] on everything takes ``slowdown`` times as long; lost at ``dies``."""
+    """History of one GPU. From ``slow_from`` [s] on everything takes ``slowdown`` times as long; lost at ``dies``."""
 
     stays: tuple[Stay, ...] = ()
     slowdown: float = 1.0
@@ -46,23 +46,23 @@ class Scenario:
     robots: int
     gpus: int
     seconds: float
-    burst: float = 0.0  # s within which all robots start and tick, together; 0: at random phases
+    burst: float = 0.0  # s within which all robots start and tick; 0: at random phases
     staggered: bool = False
     lost: int = 0  # GPUs lost at a third of the time
     slow: int = 0  # GPUs that become slower at a third of the time
     slowdown: float = 1.75
     router: bool = False    # the fleet's router places sessions, by phase and feasibility; else: where the fewest are
-    restored: float = 0.0   # s that it takes to read a session from a store; 0: its frames are committed again
+    restored: float = 0.0   # s to read a session from a store; 0: its frames are committed again
 
     def scaled(self, factor: float) -> Scenario:
-        """The same with fewer robots and GPUs, for a try."""
+        """Return the same with fewer robots and GPUs, for a trial run."""
         return replace(self, robots=max(1, round(self.robots * factor)), gpus=max(2, round(self.gpus * factor)),
                        lost=self.lost and max(1, round(self.lost * factor)),
                        slow=self.slow and max(1, round(self.slow * factor)))
 
 
 def scenarios(gpus: int = 128) -> list[Scenario]:
-    """All scenarios of the benchmark."""
+    """Return all scenarios of the benchmark."""
     return [*(Scenario('steady', robots, gpus, 60.0 if robots == 1500 else 20.0)
               for robots in (1000, 1500, 3000, 5000, 10_000)),
             Scenario('start together', 1500, gpus, 20.0, burst=0.005),
@@ -102,7 +102,7 @@ class _Routed:
         self._router = Router([1.0] * gpus, [gpu // RACK for gpu in range(gpus)])
 
     def place(self, robot: int, phase: float, now: float) -> int | None:
-        """None: there is no time for it anywhere, and its own model drives it."""
+        """Return a GPU; None if none has time for the robot, which then uses its own model."""
         try:
             return self._router.route(robot, Demand(COST, PERIOD, phase / PERIOD % 1.0), now).server
         except NoRoom:
@@ -113,7 +113,7 @@ class _Routed:
 
 
 def histories(scenario: Scenario, seed: int) -> list[Gpu]:
-    """Let a router place the robots; return what each GPU lives through."""
+    """Let a router place the robots; return the history of each GPU."""
     rng = random.Random(seed)
     router = _Routed(scenario.gpus) if scenario.router else _Fewest(list(range(scenario.gpus)))
     stays: list[list[Stay]] = [[] for _ in range(scenario.gpus)]
@@ -128,7 +128,7 @@ def histories(scenario: Scenario, seed: int) -> list[Gpu]:
     for gpu in sorted(lost):
         moved = event + DETECTION
         for stay in stays[gpu]:
-            # The camera's rhythm goes on: the phase is from the start of the stay.
+            # The camera keeps its timing: the phase is from the start of the stay.
             start = moved + scenario.restored
             later = Stay(stay.robot, start, scenario.seconds, (stay.phase - start) % PERIOD,
                          0 if scenario.restored else WINDOW)

@@ -1,4 +1,4 @@
-"""What became of the ticks of one GPU, or of a fleet."""
+"""Counts of the ticks of one GPU, or of a fleet, by outcome."""
 from __future__ import annotations
 
 from array import array
@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-BIN = 0.25  # s, of the course over time
+BIN = 0.25  # s, for outcomes over time
 
 
 @dataclass
 class Tally:
     """
     Ticks by outcome: met, late, given_up, superseded, lost, refused. ``tiers``: of those met or late. ``latencies`` [s]:
-    from the camera's stamp to the command, of those. ``promised``: by how much ticks ended after they had been expected
-    to at admission [s]. ``bad`` and ``all``: ticks over time, by bins of BIN. ``busy``: seconds of device time by kind.
-    ``warm`` [s]: from a move to a full window. ``device_seconds``: that there were.
+    from the camera's stamp to the command, of those. ``promised`` [s]: by how much ticks ended after the time expected
+    at admission. ``bad`` and ``all``: ticks over time, by bins of BIN. ``busy``: seconds of device time by kind.
+    ``warm`` [s]: from a move to a full window. ``device_seconds``: total available.
     """
 
     outcomes: Counter = field(default_factory=Counter)
@@ -32,13 +32,13 @@ class Tally:
     device_seconds: float = 0.0
 
     def tick(self, outcome: str, stamp: float) -> None:
-        """Count a tick by what became of it."""
+        """Count a tick by its outcome."""
         self.outcomes[outcome] += 1
         self.all[int(stamp / BIN)] += 1
         self.bad[int(stamp / BIN)] += outcome != 'met'
 
     def add(self, other: Tally) -> None:
-        """Take in another one."""
+        """Add another tally to this one."""
         for name in ('outcomes', 'tiers', 'bad', 'all', 'busy', 'batches'):
             getattr(self, name).update(getattr(other, name))
         self.latencies.extend(other.latencies)
