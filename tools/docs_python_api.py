@@ -1,4 +1,4 @@
-"""Describes the Python API for the documentation site, from the sources, without importing them (tools/docs_site.py)."""
+"""Describes the Python API for the documentation site from the sources, without importing them (tools/docs_site.py)."""
 from __future__ import annotations
 
 import re
@@ -39,7 +39,7 @@ def object_lines(thing: griffe.Object, kind: str, colons: int) -> list[str]:
 
 
 def member_lines(member: griffe.Object | griffe.Alias, colons: int) -> list[str]:
-    """A class's member, if it is public and says what it is."""
+    """Return a class's member, if it is public and documented."""
     if member.is_alias or not is_public(member.name) or not member.docstring:
         return []
     if member.is_function:
@@ -52,7 +52,7 @@ def member_lines(member: griffe.Object | griffe.Alias, colons: int) -> list[str]
 
 
 def parameters(function: griffe.Function, skip: int) -> str:
-    """The parameters as they are written, without the first ones (``self``)."""
+    """Return the parameters as written, without the first ``skip`` ones (``self``)."""
     shown, star = [], False
     for parameter in list(function.parameters)[skip:]:
         name, kind = parameter.name, parameter.kind
@@ -71,7 +71,7 @@ def parameters(function: griffe.Function, skip: int) -> str:
 
 
 def text_of(thing: griffe.Object) -> str:
-    """The docstring as Markdown: it has no markup but code spans and lists."""
+    """Return the docstring as Markdown; its only markup is code spans and lists."""
     text = thing.docstring.value if thing.docstring else ''
     parts = re.split(r'(`+[^`]*`+)', text)
     parts[::2] = [re.sub(r'([*_\\<\[\]~#$])', r'\\\1', re.sub(r'^( *)\* ', r'\1- ', part, flags=re.MULTILINE))
@@ -80,7 +80,7 @@ def text_of(thing: griffe.Object) -> str:
 
 
 def module_lines(module: griffe.Module) -> list[str]:
-    """The section of one module: its public classes and functions that have a docstring."""
+    """Return the section of one module: its public classes and functions that have a docstring."""
     names = [member for member in module.members.values()
              if not member.is_alias and is_public(member.name) and member.docstring and (member.is_class or member.is_function)]
     if not names:
@@ -95,7 +95,7 @@ def module_lines(module: griffe.Module) -> list[str]:
 
 
 def packages(module: griffe.Module) -> Iterator[griffe.Module]:
-    """The package and those in it, but the generated messages and what has no Python in it."""
+    """Yield the package and its subpackages, except generated messages and folders without Python."""
     yield module
     for member in module.members.values():
         if not member.is_alias and member.is_module and member.is_init_module and is_public(member.name):
@@ -108,7 +108,7 @@ def summary(module: griffe.Module) -> str:
 
 
 def python_pages(root: Path, name: str) -> dict[str, str]:
-    """Pages by their path on the site: one for each package, with the public names of its modules, and an index of them."""
+    """Return pages by their path on the site: one per package, with the public names of its modules, and an index."""
     loaded = griffe.load(name, search_paths=[root], allow_inspection=False)
     pages, index = {}, []
     for package in sorted(packages(loaded), key=lambda package: package.path):

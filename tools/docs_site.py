@@ -2,11 +2,11 @@
 
     .envs/docs/bin/python tools/docs_site.py [OPTIONS OF SPHINX-BUILD]
 
-The pages in docs/ are read on GitHub as well, so they link to files of the repository by relative paths. They are copied to
+The pages in docs/ are also read on GitHub, so they link to files of the repository by relative paths. They are copied to
 build/docs-source with such links turned into links to the page that shows the file (messages, configuration), or to a copy
-of it. Pages of reference are generated next to them: messages from action/, msg/ and srv/, the command line from its
-argument parsers, configuration from config/, the Python API from the sources. Nothing of the package is imported but those
-parsers, which need the standard library alone. A link or an anchor that leads nowhere, and any other warning, fails the
+of it. Reference pages are generated next to them: messages from action/, msg/ and srv/, the command line from its
+argument parsers, configuration from config/, the Python API from the sources. Only the argument parsers are imported from
+the package, and they need only the standard library. A broken link or anchor, and any other warning, fails the
 build.
 """
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 STAGED, SITE = ROOT / 'build' / 'docs-source', ROOT / 'build' / 'docs'
 PACKAGE = 'worldmodel_ros'
-# Files of the repository's root that are pages of the site.
+# Files in the repository's root that are pages of the site.
 ROOT_PAGES = {'README.md': 'index.md', 'CONTRIBUTING.md': 'contributing.md', 'CHANGELOG.rst': 'changelog.md'}
 CODE = re.compile(r'(^ *```.*?^ *```|`[^`\n]*`)', re.DOTALL | re.MULTILINE)
 LINK = re.compile(r'(\]\()([^)\s]+)(\))')
@@ -34,12 +34,12 @@ LANGUAGES = {'.yaml': 'yaml', '.rviz': 'yaml', '.xml': 'xml', '.json': 'json'}
 # Links
 
 def anchor(path: str) -> str:
-    """The anchor of a file's section on a page of several: ``config/train/tiny.yaml`` -> ``config-train-tiny-yaml``."""
+    """Return the anchor of a file's section on a shared page: ``config/train/tiny.yaml`` -> ``config-train-tiny-yaml``."""
     return re.sub(r'\W+', '-', path).strip('-').lower()
 
 
 def page_of(path: str) -> str:
-    """Return where the site shows a file of the repository, with an anchor; '' if only a copy of it is there."""
+    """Return the page, with an anchor, that shows a file of the repository; '' if the site only has a copy of it."""
     if path in ROOT_PAGES:
         return ROOT_PAGES[path]
     if path.startswith('docs/'):
@@ -54,8 +54,8 @@ def page_of(path: str) -> str:
 def rewritten(markdown: str, source: str) -> tuple[str, set[str]]:
     """Turn the links of a file of the repository into links of the site.
 
-    ``source`` is the file's path in the repository. Returns the text, and the paths of the files that it links to and that the
-    site needs a copy of.
+    ``source`` is the file's path in the repository. Returns the text, and the paths of linked files of which the site needs
+    a copy.
     """
     copies, folder = set(), posixpath.dirname(page_of(source)) or '.'
 
@@ -63,7 +63,7 @@ def rewritten(markdown: str, source: str) -> tuple[str, set[str]]:
         target, hash_, fragment = match[2].partition('#')
         path = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
         if not target or '://' in target or not (ROOT / path).is_file():
-            return match[0]  # of what does not exist the build complains
+            return match[0]  # the build reports broken links
         shown = page_of(path)
         if not shown:
             copies.add(path)
@@ -79,20 +79,20 @@ def rewritten(markdown: str, source: str) -> tuple[str, set[str]]:
 # Generated pages
 
 def escaped(text: str) -> str:
-    """Escape running text that may have Markdown's characters in it, except in its code spans; also for a table's cell."""
+    """Escape Markdown's special characters in running text, except in its code spans; also for a table's cell."""
     parts = re.split(r'(`+[^`]*`+)', text)
     parts[::2] = [re.sub(r'([*_\\<\[\]~#$])', r'\\\1', part) for part in parts[::2]]
     return ''.join(parts).replace('|', r'\|')
 
 
 def changelog() -> str:
-    """The changelog, whose entries are the same in reStructuredText and in Markdown."""
+    """Return the changelog, whose entries are the same in reStructuredText and in Markdown."""
     lines = (ROOT / 'CHANGELOG.rst').read_text().splitlines()
     return '\n'.join(['# Changelog', '', *(line for line in lines if not line.startswith(('^^^', 'Changelog for')))]) + '\n'
 
 
 def configuration() -> str:
-    """Every file of config/ as it is."""
+    """Return every file of config/, verbatim."""
     lines = ['# Configuration files', '',
              'The files that the launch files, `worldmodel` and the tests load, as they are. '
              'They are installed to `share/worldmodel_ros/config`.']
@@ -105,7 +105,7 @@ def configuration() -> str:
 
 
 def interface_tables(text: str) -> tuple[str, list[str]]:
-    """The leading comment of one part of an interface definition, and its constants and its fields, each as a table."""
+    """Return the leading comment of one part of an interface definition, and tables of its constants and fields."""
     lead, constants, fields = [], [], []
     for line in text.strip().splitlines():
         code, _, comment = line.partition('#')
@@ -124,14 +124,14 @@ def interface_tables(text: str) -> tuple[str, list[str]]:
 
 
 def interfaces() -> str:
-    """The actions, messages and services, of action/, msg/ and srv/."""
+    """Return the actions, messages and services of action/, msg/ and srv/."""
     lines = ['# Messages, services and actions', '',
              'From the definitions in `action/`, `msg/` and `srv/`. Units are in brackets.']
     titles = {1: ('',), 2: ('Request', 'Response'), 3: ('Goal', 'Result', 'Feedback')}
     for path in (path for kind in ('msg', 'srv', 'action') for path in sorted((ROOT / kind).glob(f'*.{kind}'))):
         lines += ['', f'## {path.stem}', '', f'`worldmodel_ros/{path.parent.name}/{path.stem}`', '']
         parts = [interface_tables(part) for part in re.split(r'^---$', path.read_text(), flags=re.MULTILINE)]
-        lines.append(parts[0][0])  # a comment at the top of a service is of all of it
+        lines.append(parts[0][0])  # a comment at the top of a service applies to all of it
         for title, (lead, tables) in zip(titles[len(parts)], parts, strict=True):
             lines += ['', f'**{title}**'] if title else []
             lines += ['', lead] if lead and lead != parts[0][0] else []
@@ -140,7 +140,7 @@ def interfaces() -> str:
 
 
 def command_lines(parser: argparse.ArgumentParser, level: int) -> Iterator[str]:
-    """The section of one command, and those of its subcommands."""
+    """Yield the section of one command, and those of its subcommands."""
     yield from ('', '#' * level + ' ' + parser.prog, '')
     if parser.description:
         yield from (escaped(' '.join(parser.description.split())), '')
@@ -159,12 +159,12 @@ def command_lines(parser: argparse.ArgumentParser, level: int) -> Iterator[str]:
 
 
 def commands() -> str:
-    """The command line, from its argument parsers."""
+    """Return the command line, from its argument parsers."""
     os.environ.update(COLUMNS='100', NO_COLOR='1')
     sys.path.insert(0, str(ROOT))
     from worldmodel_ros import cli
     text = '\n'.join(['# Command line', *command_lines(cli.parser(), 2)]) + '\n'
-    # Where the training cannot be imported, the subcommand has no arguments, and says so only when it is run.
+    # If the training cannot be imported, the subcommand has no arguments, and reports that only when it is run.
     if '--config' not in text.partition('# worldmodel train')[2].partition('\n#')[0]:
         raise SystemExit('docs_site: the arguments of `worldmodel train` need more than the standard library now')
     return text

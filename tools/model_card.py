@@ -4,8 +4,8 @@
         --pictures docs/images/quality/tiny
     .venv/bin/python tools/model_card.py
 
-What stands between ``<!-- NAME -->`` and ``<!-- end -->`` is written by this program, so that no number is typed by
-hand; the text around it is not touched. A test keeps the two equal.
+The text between ``<!-- NAME -->`` and ``<!-- end -->`` is written by this program, so that no number is typed by
+hand; the text around it is not touched. A test checks that they agree.
 """
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def by_horizon(report: dict, cell, ways: dict[str, str] = WAYS) -> str:
 
 
 def targets(report: dict) -> str:
-    """Each target, what was measured and whether it is reached, by the mean."""
+    """Return each target, the measured value and whether it is reached, by the mean."""
     rows = []
 
     def add(what: str, target: str, values: dict, reached) -> None:
@@ -157,7 +157,7 @@ def made_by(report: dict) -> str:
 
 
 def training(name: str) -> str:
-    """What the model's own file says of how it was made."""
+    """Return the provenance in the model's own file."""
     description = json.loads((ROOT / 'worldmodel_ros' / 'weights' / name / 'model.json').read_text())
     rows = list(_flat('', description['provenance']))
     return table(['of model.json', ''], rows)
@@ -184,7 +184,7 @@ def pictures(name: str) -> str:
 
 
 def block(name: str) -> str:
-    """``PART MODEL``, such as ``targets tiny``."""
+    """Return the block of ``PART MODEL``, such as ``targets tiny``."""
     part, model = name.split()
     if part in ('training', 'pictures'):
         return {'training': training, 'pictures': pictures}[part](model)
@@ -194,7 +194,7 @@ def block(name: str) -> str:
 
 
 def filled(text: str) -> str:
-    """The card with every block written again."""
+    """Return the card with every block rewritten."""
     return re.sub(r'(<!-- ([a-z_]+ [a-z0-9_]+) -->\n).*?(<!-- end -->)',
                   lambda found: f'{found[1]}{block(found[2])}\n{found[3]}', text, flags=re.DOTALL)
 

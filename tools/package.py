@@ -2,8 +2,8 @@
 
     .envs/package/bin/python tools/package.py [--check] [--tag TAG]
 
-The version in pyproject.toml, package.xml and worldmodel_ros/__init__.py must be one, and CHANGELOG.rst must have a section of
-it, or one called Forthcoming as long as it is not released: with a tag (``v1.2.3``), the tag must be that version and have its
+The versions in pyproject.toml, package.xml and worldmodel_ros/__init__.py must agree, and CHANGELOG.rst must have a section of
+that version, or one called Forthcoming until the release: with a tag (``v1.2.3``), the tag must be that version and have its
 section. The wheel compiles the ROS messages, which takes some minutes; it is for the Python that builds it.
 """
 from __future__ import annotations
@@ -20,7 +20,7 @@ from xml.etree import ElementTree
 
 try:
     import tomllib
-except ImportError:  # Python 3.10, where pytest brings it
+except ImportError:  # Python 3.10, where pytest installs it
     import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,7 +28,7 @@ FORTHCOMING = 'Forthcoming'
 
 
 def versions(root: Path) -> dict[str, str]:
-    """The version that each file names; '' where it names none."""
+    """Return the version in each file; '' if it has none."""
     init = re.search(r"^__version__ = '([^']*)'$", (root / 'worldmodel_ros' / '__init__.py').read_text(), re.MULTILINE)
     return {
         'pyproject.toml': tomllib.loads((root / 'pyproject.toml').read_text())['project'].get('version', ''),
@@ -38,12 +38,12 @@ def versions(root: Path) -> dict[str, str]:
 
 
 def sections(changelog: str) -> list[str]:
-    """The titles of the changelog's sections, without their dates: ``1.2.3 (2026-01-31)`` -> ``1.2.3``."""
+    """Return the titles of the changelog's sections, without their dates: ``1.2.3 (2026-01-31)`` -> ``1.2.3``."""
     return [title.partition(' (')[0] for title in re.findall(r'^(\S.*)\n-{3,}$', changelog, re.MULTILINE)]
 
 
 def complaints(root: Path, tag: str = '') -> list[str]:
-    """What is wrong with the versions of a source tree, for a release if there is a tag."""
+    """Return what is wrong with the versions of a source tree, for a release if there is a tag."""
     found = versions(root)
     version = found['pyproject.toml']
     wrong = [f'{name} says {other or "nothing"}, pyproject.toml {version}' for name, other in found.items() if other != version]
@@ -56,7 +56,7 @@ def complaints(root: Path, tag: str = '') -> list[str]:
 
 
 def missing(dist: Path) -> list[str]:
-    """What the built files lack of what every user needs."""
+    """Return required files that the built archives lack."""
     (sdist,), (wheel,) = dist.glob('*.tar.gz'), dist.glob('*.whl')
     with tarfile.open(sdist) as archive:
         packed = {name.partition('/')[2] for name in archive.getnames()}

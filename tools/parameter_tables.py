@@ -1,4 +1,4 @@
-"""Writes docs/parameters.md from the tables that the nodes declare their parameters from.
+"""Writes docs/parameters.md from the tables by which the nodes declare their parameters.
 
     .venv/bin/python tools/parameter_tables.py > docs/parameters.md
 """

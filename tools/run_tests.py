@@ -1,10 +1,10 @@
-"""Runs all tests in three phases and sums them up in one table: ``make test``.
+"""Runs all tests in three phases and summarises them in one table: ``make test``.
 
     .venv/bin/python tools/run_tests.py [ARGUMENTS OF PYTEST]
 
-First what has no bound of real time, by two processes more than there are cores (at most 10); then what has, but waits more
-than it computes, by one more, or two where the machine is fast; then the rest, one test at a time with nothing else running.
-How fast the machine is, is measured before, and once more after a phase of real time in which something failed. The exit code
+First the tests without real-time bounds, in two more processes than there are cores (at most 10); then those with such bounds
+that mostly wait, in one more, or two on a fast machine; then the rest, one test at a time with nothing else running.
+The machine's speed is measured before, and again after a real-time phase in which something failed. The exit code
 is 0 if every test of all phases passed or had a reason, known before it started, not to run; 5, pytest's, if the arguments
 select none.
 """
@@ -26,39 +26,39 @@ ROOT = Path(__file__).resolve().parents[1]
 SPEED, PHASE, REPORT, ONLY, FILES, SHARED = (
     f'WORLDMODEL_TEST_{name}' for name in ('SPEED', 'PHASE', 'REPORT', 'ONLY', 'FILES', 'SHARED'))
 MOST_WORKERS = 8
-FAST = 0.013  # s that a tick takes at most where what waits leaves time for one more process of tests
+FAST = 0.013  # s, the longest tick of a machine that is fast enough for one more process of waiting tests
 NO_TESTS, INTERRUPTED, USAGE = 5, 2, 4  # exit codes of pytest
-# What is only asked of pytest has no phases.
+# Arguments that only query pytest need no phases.
 QUESTIONS = {'-h', '--help', '--version', '-V', '--co', '--collect-only', '--markers', '--fixtures', '--setup-plan'}
 WIDTH = 100
-SLOWER = 1.25  # times as long a tick as before the tests: a machine that has become slower, for which they run once more
-STALL = 0.05  # s, for which a core stood still while a test ran: longer than what any test of real time has to spare
-FRAMES = 8  # calls shown of each thread of a process that a test has ended
-SLOWEST = 12  # files that are named with their time
+SLOWER = 1.25  # tick time after the tests relative to before, beyond which the machine is slower and failed tests run again
+STALL = 0.05  # s that a core stood still during a test: longer than any real-time test tolerates
+FRAMES = 8  # calls shown per thread of a process that a test has ended
+SLOWEST = 12  # files listed with their time
 
 
 @dataclass
 class Phase:
-    """One run of pytest, by what test/conftest.py has written of it while it went on."""
+    """One run of pytest, from the report that test/conftest.py writes meanwhile."""
 
     name: str
     code: int = 0
     seconds: float = 0.0
     outcomes: dict[str, str] = field(default_factory=dict)        # test -> passed, failed, error or skipped
-    reasons: dict[str, str] = field(default_factory=dict)         # skipped test -> why
-    replays: list[tuple[str, str]] = field(default_factory=list)  # test, why it was played again
+    reasons: dict[str, str] = field(default_factory=dict)         # skipped test -> reason
+    replays: list[tuple[str, str]] = field(default_factory=list)  # test, reason for the replay
     final: set[str] = field(default_factory=set)                  # tests that failed by a violated invariant
     stalls: dict[str, float] = field(default_factory=dict)        # failed test -> the longest stall of a core meanwhile [s]
     stacks: dict[str, str] = field(default_factory=dict)          # test that ended its process -> where each thread stood
     took: Counter = field(default_factory=Counter)                # file -> seconds of its tests
     selected: int = 0
-    files: dict[str, list[str]] | None = None  # phase -> the files that have tests for it; None: it has not come to say
+    files: dict[str, list[str]] | None = None  # phase -> the files with tests for it; None: never reported
     running: str = ''    # the test that had begun and not ended
     gave_up: bool = False  # after as many failures as the arguments allow
 
     @property
     def died(self) -> str:
-        """What ended it before its time, or ''."""
+        """Return what ended it early, or ''."""
         if self.code >= 0:
             return ''
         return f'ended by {signal.Signals(-self.code).name} ' + (f'in {self.running}' if self.running else 'between two tests')
@@ -69,11 +69,11 @@ class Phase:
 
     @property
     def not_run(self) -> int:
-        # A whole file that is skipped has no tests that could be selected.
+        # A file that is skipped as a whole has no tests to select.
         return max(0, self.selected - sum('::' in test for test in self.outcomes))
 
     def read(self, report: Path) -> None:
-        """Take in the lines of a report; the last one may be cut short."""
+        """Read the lines of a report; the last one may be cut short."""
         for line in report.read_text().splitlines() if report.exists() else ():
             try:
                 event = json.loads(line)
@@ -109,7 +109,7 @@ class Phase:
 
 
 def measure_speed() -> str:
-    """Return the machine's speed: what was measured before, or what test/scenarios/speed.py prints, or why it has failed."""
+    """Return the machine's speed: the earlier measurement, or what test/scenarios/speed.py prints, or why that failed."""
     if SPEED in os.environ:
         return os.environ[SPEED]
     done = subprocess.run([sys.executable, ROOT / 'test' / 'scenarios' / 'speed.py'], cwd=ROOT, text=True, capture_output=True,
@@ -120,7 +120,7 @@ def measure_speed() -> str:
 
 
 def processes(phase: str, cores: int, speed: str) -> int:
-    """Return how many processes run the tests of a phase, more than there are cores: many of these tests wait for processes to
+    """Return the number of processes for a phase, more than there are cores, since many of its tests wait for processes to
     start and end. ``speed``: as measured."""
     if phase == 'parallel':
         return min(cores, MOST_WORKERS) + 2
@@ -139,7 +139,7 @@ def run(name: str, options: list[str], arguments: list[str], environment: dict[s
                                    env={**os.environ, **environment, PHASE: name, REPORT: str(report)})
         try:
             phase.code = process.wait()
-        except KeyboardInterrupt:  # it has got the signal, too
+        except KeyboardInterrupt:  # the child received the signal, too
             phase.code = process.wait() or INTERRUPTED
         finally:
             if process.poll() is None:
@@ -151,12 +151,12 @@ def run(name: str, options: list[str], arguments: list[str], environment: dict[s
 
 
 def read_only(phase: Phase) -> dict[str, str]:
-    """Return the environment in which a run reads no files but those that have tests for a phase, as it has said itself."""
+    """Return the environment in which a run only reads the files with tests for a phase, as it reported itself."""
     return {FILES: json.dumps(phase.files[phase.name])} if phase.files else {}
 
 
 def slower(before: str, after: str) -> str:
-    """Return in words that the machine has become slower between two measurements, or '' where it has not."""
+    """Describe how the machine became slower between two measurements; '' if it did not."""
     try:
         first, second = (json.loads(speed)['tick_s'] * 1e3 for speed in (before, after))
     except ValueError:
@@ -166,10 +166,10 @@ def slower(before: str, after: str) -> str:
 
 def play_again(phase: Phase, before: str, arguments: list[str]) -> None:
     """
-    Run once more, alone, what failed of a phase of real time for a cause that is not the test's own; that is final.
+    Run once more, alone, the real-time tests that failed for an external cause; that result is final.
 
-    Such causes are that a core stood still while the test ran, for longer than STALL (test/scenarios/stalls.py), and that
-    the machine is slower after the tests than before. What violated an invariant is not run again.
+    Such causes are a core that stood still during the test for longer than STALL (test/scenarios/stalls.py), and a machine
+    that is slower after the tests than before. Violated invariants are not run again.
     """
     failed = [test for test, outcome in phase.outcomes.items()
               if outcome in ('failed', 'error') and test not in phase.final]
@@ -202,7 +202,7 @@ def exit_code(phases: list[Phase]) -> int:
 
 
 def innermost(stacks: str) -> list[str]:
-    """Return what faulthandler has written without all but the innermost FRAMES calls of each thread."""
+    """Return faulthandler's output with only the innermost FRAMES calls of each thread."""
     lines, frames = [], 0
     for line in filter(None, stacks.splitlines()):
         frames = frames + 1 if line.startswith('  ') else 0
@@ -262,11 +262,11 @@ def main(arguments: list[str]) -> int:
     start, speed = time.monotonic(), measure_speed()
     environment = {} if speed.startswith('not') else {SPEED: speed}
     cores = len(os.sched_getaffinity(0))
-    # Each test file to one process, which makes what its tests share once.
+    # Each test file runs in one process, which makes its shared fixtures once.
     parallel = ['--dist', 'loadfile', '--no-loadscope-reorder', '-n']
-    # Several processes share the cores: PyTorch's own threads would only wait for each other.
+    # Several processes share the cores, so PyTorch's own threads would only wait for each other.
     one_thread = {'OMP_NUM_THREADS': '1'}
-    # Else each process would translate all tests, and each node that they start the whole package, again.
+    # Without bytecode, each process would compile all tests, and each node that they start the whole package.
     os.environ.pop('PYTHONDONTWRITEBYTECODE', None)
     phases = []
     for name, options, changes in (
@@ -289,6 +289,6 @@ def main(arguments: list[str]) -> int:
 
 if __name__ == '__main__':
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    with tempfile.TemporaryDirectory() as os.environ[SHARED]:  # what one phase has made, such as exported graphs, others take
+    with tempfile.TemporaryDirectory() as os.environ[SHARED]:  # shared by the phases, such as exported graphs
         code = main(sys.argv[1:])
     sys.exit(code)

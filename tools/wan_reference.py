@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs the published code of the Wan family at a tiny size on a CPU and writes what it gives: test/fixtures/wan/*.npz.
+"""Runs the published code of the Wan family at a tiny size on a CPU and saves its outputs: test/fixtures/wan/*.npz.
 
     git clone https://github.com/robbyant/lingbot-world; python3 -m venv ref
     ref/bin/pip install torch diffusers einops scipy safetensors
@@ -7,8 +7,8 @@
 
 CASE is one of lingbot_world (github.com/robbyant/lingbot-world), lingbot_world_v2 (github.com/robbyant/lingbot-world-v2) and
 self_forcing (github.com/guandeh17/Self-Forcing). Nothing of CHECKOUT is copied: its modules are imported, its networks get the
-weights and inputs of test/wan_tiny.py, in float32, and its flash attention, which wants a GPU, is PyTorch's here. The loops
-are those of its pipelines, which cannot run on a CPU, with noise, text rows, condition and poses handed in. Needs neither
+weights and inputs of test/wan_tiny.py, in float32, and its flash attention, which needs a GPU, is replaced by PyTorch's. The
+loops follow its pipelines, which cannot run on a CPU, with noise, text rows, condition and poses passed in. Needs neither
 this package nor a GPU.
 """
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main() -> int:
 
 
 def import_bare(checkout: Path) -> None:
-    """Makes ``wan.modules`` importable without what its packages import."""
+    """Make ``wan.modules`` importable without the imports of its packages."""
     for name in ('wan', 'wan.modules', 'wan.utils', 'wan.distributed', 'utils'):
         module = types.ModuleType(name)
         module.__path__ = [str(checkout / name.replace('.', '/'))]
@@ -103,7 +103,7 @@ def lingbot(case: dict) -> dict[str, np.ndarray]:
     sigmas, table = scheduler.sigmas.double(), scheduler.timesteps.double()
     frames, outputs = CHUNKS * case['chunk'], {}
 
-    every = 4 * (frames - 1) + 1  # poses at the pixel frames' rate, and those of latent frames out of them
+    every = 4 * (frames - 1) + 1  # poses at the pixel frames' rate, from which those of latent frames are taken
     dense = tiny.poses(every)
     poses = camera.interpolate_camera_poses(np.linspace(0, every - 1, every), dense[:, :3, :3], dense[:, :3, 3],
                                             np.linspace(0, every - 1, frames))
@@ -170,7 +170,7 @@ def self_forcing(case: dict) -> dict[str, np.ndarray]:
 
 
 def summary(model: torch.nn.Module, velocities: list, chunks: list, timesteps: torch.Tensor) -> dict[str, np.ndarray]:
-    """The first pass and the last commit, all chunks, and what a checkpoint that the reference writes is like."""
+    """Return the first pass, the last commit, all chunks, and the format of a checkpoint that the reference writes."""
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder, max_shard_size='4MB')
         config = json.loads((Path(folder) / 'config.json').read_text())
@@ -182,7 +182,7 @@ def summary(model: torch.nn.Module, velocities: list, chunks: list, timesteps: t
 
 
 def facts(checkout: Path, commit: str | None) -> dict[str, object]:
-    """Which code this was: its commit where there is a repository, and checksums of the files that were imported."""
+    """Return the version of the code: its commit if there is a repository, and checksums of the imported files."""
     found = subprocess.run(['git', '-C', str(checkout), 'rev-parse', 'HEAD'], capture_output=True, text=True)
     files = {str(Path(module.__file__).relative_to(checkout)): hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest()
              for module in list(sys.modules.values()) if str(getattr(module, '__file__', None) or '').startswith(str(checkout))}
