@@ -1,4 +1,4 @@
-"""Plays a recorded drive into the world model: the bag in, predictions and planned actions out, nothing driven."""
+"""Plays a recorded drive into the world model: the bag in, predictions and planned actions out, no robot moved."""
 from worldmodel_ros.bringup.ros_launch import launch_description
 
 

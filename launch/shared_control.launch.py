@@ -1,5 +1,5 @@
 """
-Starts the world model and the gate, with a joystick that takes precedence and nav2's collision monitor on the way to the base.
+Starts the world model and the gate, with a joystick that takes precedence and nav2's collision monitor before the base.
 
 gate -> cmd_vel_model -> twist_mux (joy_vel wins) -> cmd_vel_mux -> collision_monitor -> cmd_vel. Needs a distribution's
 twist_mux, nav2_collision_monitor and nav2_lifecycle_manager.
