@@ -22,7 +22,7 @@ options = parser.parse_args()
 
 
 def base(k):
-    """Where the robot is after k steps: a circle of 0.6 m at 0.3 m/s."""
+    """Return the robot's pose after k steps: a circle of 0.6 m at 0.3 m/s."""
     a = 0.05 * k
     return np.array([[math.cos(a), -math.sin(a), 0, 0.6 * math.sin(a)], [math.sin(a), math.cos(a), 0, 0.6 - 0.6 * math.cos(a)],
                      [0, 0, 1, 0], [0, 0, 0, 1]])
@@ -43,7 +43,7 @@ with connect(options.url + '/v1/realtime/world/camera', max_size=None, ping_inte
         reply = decode(connection.recv())
         if reply['type'] == 'error':
             raise SystemExit(reply['message'])
-        film.write(reply['video'])  # each part is a film of its own; players show them one after the other
+        film.write(reply['video'])  # each part is a complete video; players show them one after the other
         if reply['index'] + 1 == reply['total']:
             break
 print(f'{steps} frames in {reply["timings"]["total_ms"] / 1e3:.1f} s: {options.out}')

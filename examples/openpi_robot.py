@@ -1,4 +1,4 @@
-"""A robot with the unmodified client of openpi: one observation a period, its actions one after the other.
+"""A robot with the unmodified openpi client: one observation a period, its actions one after the other.
 
     pip install openpi-client typing_extensions
     worldmodel serve & worldmodel gateway &

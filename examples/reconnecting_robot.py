@@ -1,4 +1,4 @@
-"""A robot without openpi-client that survives a lost network: the session goes on, and no step is done twice.
+"""A robot without openpi-client that survives a lost network: the session continues, and no step is done twice.
 
     pip install 'worldmodel-ros[net]'
     python examples/reconnecting_robot.py            # stop and start the gateway meanwhile
@@ -41,6 +41,6 @@ while step < options.steps:
                 step += 1
                 time.sleep(about['step_period'])
     except (OSError, TimeoutError, WebSocketException) as error:
-        # The same step is sent again: if it was done already, its reply was kept.
+        # The same step is sent again: if it was already done, its reply was kept.
         print(f'step {step}: {error}: drive with your own plan, or stop; trying again')
         time.sleep(0.2)
