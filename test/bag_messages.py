@@ -1,4 +1,4 @@
-"""The messages of the bags that the tests make, built by ``rosbags``, so that no ROS is needed."""
+"""Messages for the tests' bags, built with ``rosbags``, so that ROS is not needed."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -83,7 +83,7 @@ def odometry(command: tuple[float, float], at: int, place: tuple[float, float, f
 
 
 def _ackermann(command: tuple[float, float], at: int) -> Any:
-    """Speed and a steering angle; the robot turns on the spot at times, where the angle says nothing."""
+    """Return speed and a steering angle; the robot sometimes turns on the spot, where the angle means nothing."""
     angle = float(np.arctan2(WHEELBASE * command[1], command[0])) if command[0] else 0.0
     drive = _T['ackermann_msgs/msg/AckermannDrive'](
         steering_angle=angle, steering_angle_velocity=0.0, speed=command[0], acceleration=0.0, jerk=0.0)
@@ -117,7 +117,7 @@ ACTIONS = {
 
 
 def task(name: str, *targets: str):
-    """A task that asks to reach each of the targets."""
+    """Return a task that asks to reach each of the targets."""
     term = _T['worldmodel_ros/msg/Term']
     return _T['worldmodel_ros/msg/Task'](name, [
         term('reach', target, 0.0, 0.0, [], np.zeros(0), np.zeros(0)) for target in targets])

@@ -1,5 +1,5 @@
 """
-Bags for the tests: drives of the simulated robot, as rosbag2 writes them, whole or with something wrong.
+Bags for the tests: drives of the simulated robot, as rosbag2 writes them, intact or faulty.
 
     write_bag(tmp_path / 'drive', simulated_drive(seconds=4.0))                       # MCAP, JPEG, TwistStamped
     write_bag(tmp_path / 'drive', gap(simulated_drive(), 2.0, 0.5), encoding='bayer_rggb8', storage='sqlite3')
@@ -33,7 +33,7 @@ COMMAND_DELAY = 30_000_000  # ns, from a frame's stamp to the receipt of the com
 @dataclass(frozen=True)
 class Drive:
     """
-    What a recorder of a drive gets. ``frames[k]``, uint8 (H, W, 3) RGB, has ``stamps[k]`` and was received at
+    What a recorder of a drive receives. ``frames[k]``, uint8 (H, W, 3) RGB, has ``stamps[k]`` and was received at
     ``received[k]``. ``commands`` and ``goals`` are (time of receipt, value). From ``clock_step[0]`` on, all clocks are off by
     ``clock_step[1]``. All times in ns.
     """
@@ -46,7 +46,7 @@ class Drive:
     clock_step: tuple[int, int] = (0, 0)
 
     def index(self, seconds: float) -> int:
-        """Return the number of the first frame so long after the first one."""
+        """Return the index of the first frame at least ``seconds`` after the first one."""
         return next(k for k, s in enumerate(self.stamps) if s - self.stamps[0] >= seconds * NS)
 
 
@@ -54,7 +54,7 @@ class Drive:
 def simulated_drive(seconds: float = 4.0, seed: int = SEED, size: tuple[int, int] = (64, 64), rate: float = 10.0,
                     teleport_at: float | None = None) -> Drive:
     """
-    The expert drives to one goal after another, commanding 10 times a second, seen by a camera of ``rate`` Hz
+    Return the expert's drive to one goal after another, commanding 10 times a second, seen by a camera of ``rate`` Hz
     (200 must be a multiple of it). ``teleport_at`` s: the robot is in another room from there on.
     """
     world, limiter = World(seed, size), TwistLimiter(LIMITS)
@@ -62,7 +62,7 @@ def simulated_drive(seconds: float = 4.0, seed: int = SEED, size: tuple[int, int
     goal = min(COLOURS, key=lambda colour: abs(world.goal_bearing(colour)))
     goals = [(START, goal)]
     executed, upcoming, wait = (0.0, 0.0), None, 0.0
-    for k in range(round(seconds * 200)):  # steps of the physics, 5 ms
+    for k in range(round(seconds * 200)):  # physics steps of 5 ms
         now = START + k * 5_000_000
         if teleport_at is not None and k == round(teleport_at * 200):
             world.reset(seed + 1)
@@ -83,7 +83,7 @@ def simulated_drive(seconds: float = 4.0, seed: int = SEED, size: tuple[int, int
 
 
 def at_rate(drive: Drive, rate: float) -> Drive:
-    """A camera of another rate shows the same: of each time the newest frame, which may be the one before again."""
+    """Resample the camera: at each time the newest frame, which may repeat the previous one."""
     count = int((drive.stamps[-1] - drive.stamps[0]) / NS * rate)
     times = [drive.stamps[0] + round(k * NS / rate) for k in range(count)]
     frames = tuple(drive.frames[k] for k in np.searchsorted(drive.stamps, times, side='right') - 1)
@@ -91,56 +91,56 @@ def at_rate(drive: Drive, rate: float) -> Drive:
 
 
 def gap(drive: Drive, at: float, seconds: float) -> Drive:
-    """The camera is away from ``at`` s on, for ``seconds``."""
+    """Drop the camera from ``at`` s on, for ``seconds``."""
     start, end = drive.index(at), drive.index(at + seconds)
     return _select(drive, [k for k in range(len(drive.frames)) if not start <= k < end])
 
 
 def frozen(drive: Drive, at: float, seconds: float) -> Drive:
-    """The camera repeats the picture of ``at`` s, with new stamps, for ``seconds``."""
+    """Repeat the image of ``at`` s, with new stamps, for ``seconds``."""
     start, end = drive.index(at), drive.index(at + seconds)
     frames = [drive.frames[start if start <= k < end else k] for k in range(len(drive.frames))]
     return replace(drive, frames=tuple(frames))
 
 
 def shift_stamps(drive: Drive, at: float, seconds: float) -> Drive:
-    """The camera's clock, not the recorder's, is set by ``seconds`` at ``at`` s: ahead, or back if negative."""
+    """Step the camera's clock, not the recorder's, by ``seconds`` at ``at`` s: ahead, or back if negative."""
     start = drive.index(at)
     stamps = [s + round(seconds * NS) * (k >= start) for k, s in enumerate(drive.stamps)]
     return replace(drive, stamps=tuple(stamps))
 
 
 def shift_time(drive: Drive, at: float, seconds: float) -> Drive:
-    """All clocks are set by ``seconds`` at ``at`` s, as when a simulation is reset while it is recorded."""
+    """Step all clocks by ``seconds`` at ``at`` s, as when a simulation is reset while it is recorded."""
     return replace(drive, clock_step=(drive.stamps[drive.index(at)], round(seconds * NS)))
 
 
 def zero_stamps(drive: Drive) -> Drive:
-    """A camera driver that leaves the stamps empty."""
+    """Leave the stamps empty, as some camera drivers do."""
     return replace(drive, stamps=(0,) * len(drive.stamps))
 
 
 def late(drive: Drive, seconds: float) -> Drive:
-    """The pictures take so much longer to the recorder."""
+    """Delay the receipt of images by ``seconds``."""
     return replace(drive, received=tuple(t + round(seconds * NS) for t in drive.received))
 
 
 def mixed_sizes(drive: Drive, at: float) -> Drive:
-    """From ``at`` s on, the camera's pictures are twice as wide and high."""
+    """Make the images twice as wide and high from ``at`` s on."""
     start = drive.index(at)
     return replace(drive, frames=tuple(
         np.repeat(np.repeat(f, 2, 0), 2, 1) if k >= start else f for k, f in enumerate(drive.frames)))
 
 
 def shuffled_commands(drive: Drive, seed: int = 0) -> Drive:
-    """The commands of the drive at each other's times: what was seen does not follow from them."""
+    """Permute the drive's commands over their times, so that the images do not follow from them."""
     order = np.random.default_rng(seed).permutation(len(drive.commands))
     return replace(drive, commands=tuple(
         (time, drive.commands[k][1]) for (time, _), k in zip(drive.commands, order)))
 
 
 def without_commands(drive: Drive) -> Drive:
-    """Nobody recorded what was commanded."""
+    """Remove the commands."""
     return replace(drive, commands=())
 
 
@@ -182,7 +182,7 @@ def write_bag(path: Path, drive: Drive, *, storage: str = 'mcap', encoding: str 
 
 
 def real_drive() -> Path:
-    """Return a donkeycar's bag: the folder in WORLDMODEL_TEST_BAG, or one beside the checkout; else skip the test."""
+    """Return a donkeycar's bag: the folder in WORLDMODEL_TEST_BAG, or one next to the checkout; else skip the test."""
     beside = Path(__file__).resolve().parents[2] / 'shared' / 'data' / 'donkeycar_lap_a'
     path = Path(os.environ.get('WORLDMODEL_TEST_BAG') or beside)
     if not path.exists():
@@ -197,7 +197,7 @@ def bag_file(bag: Path) -> Path:
 
 
 def truncate(bag: Path, share: float = 0.6) -> Path:
-    """Cut the storage file of a bag off, as a crash or a full disk does, and remove its metadata.yaml."""
+    """Cut off the storage file of a bag, as a crash or a full disk does, and remove its metadata.yaml."""
     file = bag_file(bag)
     with file.open('r+b') as stream:
         stream.truncate(round(file.stat().st_size * share))

@@ -1,4 +1,4 @@
-"""A real browser without a window: what a page looks like in it, and what its scripts could find out."""
+"""A real headless browser: renders pages and evaluates expressions in them."""
 from __future__ import annotations
 
 import json
@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 NAMES = ('chromium', 'chromium-browser', 'google-chrome', 'google-chrome-stable')
-# Nothing of the browser's own is to reach the network, and no page either.
+# Neither the browser itself nor any page may reach the network.
 OPTIONS = ('--headless', '--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run', '--hide-scrollbars',
            '--disable-background-networking', '--disable-component-update', '--disable-sync', '--disable-dev-shm-usage',
            '--disable-extensions', '--host-resolver-rules=MAP * ~NOTFOUND', '--enable-logging=stderr', '--v=0')
@@ -24,13 +24,13 @@ _RESULT = re.compile(r'<title>(.*?)</title>', re.DOTALL)
 
 @dataclass(frozen=True)
 class Browser:
-    """``folder``: for its profile and what it draws."""
+    """``folder``: for its profile and screenshots."""
 
     program: str
     folder: Path
 
     def draw(self, page: Path, width: int, height: int, dark: bool = False) -> tuple[np.ndarray, list[str]]:
-        """Return the page's upper part as it looks, uint8 (height, width, 3), and what the console says."""
+        """Return the rendered upper part of the page, uint8 (height, width, 3), and its console messages."""
         picture = self.folder / f'{page.stem}_{width}.png'
         scheme = ['--blink-settings=preferredColorScheme=0'] if dark else []
         done = self._run([*scheme, f'--window-size={width},{height}', f'--screenshot={picture}', page.as_uri()])
@@ -38,7 +38,7 @@ class Browser:
             line for line in done.stderr.splitlines() if 'CONSOLE' in line]
 
     def ask(self, page: Path, expression: str, width: int = 1100) -> dict:
-        """Return what a JavaScript expression is on the loaded page; the page's ban of scripts is lifted for it."""
+        """Evaluate a JavaScript expression on the loaded page, with the page's ban on scripts lifted."""
         html = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', '', page.read_text())
         asking = self.folder / 'asking.html'
         asking.write_text(html.replace('</body>', '<script>addEventListener("load", () => { document.title = '
@@ -54,7 +54,7 @@ class Browser:
 
 
 def browser(folder: Path) -> Browser:
-    """Return the browser; skips the test where there is none, except in continuous integration."""
+    """Return the browser; skip the test if there is none, except in continuous integration."""
     program = next(filter(None, map(shutil.which, NAMES)), None)
     if program is None:
         missing = 'no Chromium to look at the report with: apt-get install chromium'

@@ -1,10 +1,10 @@
-"""CameraInfo messages of cameras that the tests make, without ROS."""
+"""CameraInfo messages of test cameras, without ROS."""
 import math
 from types import SimpleNamespace
 
 
 def camera_info(size, across, distortion=(), model='plumb_bob', **other):
-    """Return the CameraInfo of a pinhole of ``size`` (H, W) with ``across`` degrees, but for its distortion."""
+    """Return the CameraInfo of a pinhole of ``size`` (H, W) with ``across`` degrees, before distortion."""
     height, width = size
     f, cx, cy = width / 2 / math.tan(math.radians(across) / 2), (width - 1) / 2, (height - 1) / 2
     return SimpleNamespace(**{

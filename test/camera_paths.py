@@ -1,4 +1,4 @@
-"""Paths of a camera on a robot, made by integrating its commands in small steps; independent of the code that reads them."""
+"""Paths of a camera on a robot, integrated from its commands in small steps; independent of the code under test."""
 import math
 
 import numpy as np
@@ -13,7 +13,7 @@ def base(x, y, yaw):
 
 
 def mounted(x=0.10, z=0.25, pitch=0.1396):
-    """The optical frame of a camera that looks ahead and down."""
+    """Return the optical frame of a camera that looks ahead and down."""
     forward, left = np.array([math.cos(pitch), 0, -math.sin(pitch)]), np.array([0.0, 1.0, 0.0])
     pose = np.eye(4)
     pose[:3, 0], pose[:3, 1], pose[:3, 2], pose[:3, 3] = -left, np.cross(forward, -left), forward, (x, 0, z)
@@ -21,7 +21,7 @@ def mounted(x=0.10, z=0.25, pitch=0.1396):
 
 
 def path(commands, mount=None, start=(0.3, -0.2, 0.7), pieces=2000):
-    """Poses (N + 1, 4, 4) of the camera, before and after each of N commands (v, w) of one step."""
+    """Return poses (N + 1, 4, 4) of the camera, before and after each of N commands (v, w) of one step."""
     mount = mounted() if mount is None else mount
     x, y, yaw = start
     poses = [base(x, y, yaw) @ mount]
@@ -37,5 +37,5 @@ def camera(poses, intrinsics=INTRINSICS):
 
 
 def commands(count, seed=3):
-    """Commands that a robot of the shipped model can execute."""
+    """Return commands that a robot of the shipped model can execute."""
     return np.random.default_rng(seed).uniform((-0.25, -1.4), (0.55, 1.4), (count, 2))

@@ -1,8 +1,8 @@
 """
 Prints, as JSON, which files of the package run between an image and its command, and between a question and its answer.
 
-Both nodes run in this process, with the shipped model, over ROS. A file of the way of a frame counts if it runs each time:
-what else the nodes do meanwhile, such as their diagnostics once a second, does not come each time. The way of a question is
+Both nodes run in this process, with the shipped model, over ROS. A file on a frame's path counts if it runs each time:
+unrelated work of the nodes, such as their diagnostics once a second, does not run each time. The path of a question is
 that of the two threads that answer it.
 """
 import json
@@ -22,15 +22,15 @@ PACKAGE = Path(__file__).resolve().parents[1] / 'worldmodel_ros'
 GENERATED = ('action/', 'msg/', 'srv/')
 TICKS, QUESTIONS = 10, 3
 PATIENCE = {'deadline_s': 5.0, 'command_timeout_s': 10.0}  # profiled code is slow
-ANSWERS = 'answered', '_on_chunk', '_what_if'  # what ends the way on its thread; the last two, the way itself
+ANSWERS = 'answered', '_on_chunk', '_what_if'  # calls that end the path on their thread; the last two end the whole path
 
 
 class Ways:
-    """Notes what is called while a way is open, on each thread until its part of the way ends there."""
+    """Records calls while a path is open, on each thread until its part of the path ends there."""
 
     def __init__(self):
         self.codes, self.ended, self.open = set(), set(), False
-        self.threads = ()  # names of those that are looked at; all, if empty
+        self.threads = ()  # names of the observed threads; all, if empty
 
     def __call__(self, frame, event, argument):
         if not self.open or threading.get_ident() in self.ended:
@@ -44,7 +44,7 @@ class Ways:
             self.open = frame.f_code.co_name == ANSWERS[0]
 
     def note(self, begin, *threads):
-        """Return the files that ran, in some threads or all, from a call of ``begin`` to the end of what it has begun."""
+        """Return the files that ran, in some threads or all, from a call of ``begin`` to the end of the path it starts."""
         self.codes, self.ended, self.threads, self.open = set(), set(), threads, True
         begin()
         wait_for(lambda: not self.open, 'the end of the way', 60.0)
@@ -64,7 +64,7 @@ def main():
     rig.set_goal('red')
 
     def tick():
-        time.sleep(0.5)  # for what comes after a command
+        time.sleep(0.5)  # for work after a command
         message = rig.image()
         return ways.note(lambda: rig.images.publish(message))
 
@@ -73,7 +73,7 @@ def main():
         return ways.note(lambda: rig.call(WhatIf, 'what_if', WhatIf.Request(names=['left', 'right'], horizon=0.8)),
                          'services', 'engine')
 
-    for each in (tick, question):  # the first ones find, load and compute what is kept
+    for each in (tick, question):  # the first runs import, load and compute what is cached
         each()
         each()
     found = {'frame': sorted(set.intersection(*(tick() for _ in range(TICKS)))),

@@ -35,7 +35,7 @@ DIAGNOSTICS_PERIOD = 0.2  # s, which tests wait for; 1.0 by default
 class Rig:
     """
     ``commands``, ``statuses`` and ``diagnostics`` are [(time of arrival, message)]. ``measured``: name to position of the
-    joints, which are heard at 50 Hz while there are any.
+    joints, published at 50 Hz while there are any.
     """
 
     def __init__(self, command_type=TwistStamped, command_topic='cmd_vel') -> None:
@@ -51,7 +51,7 @@ class Rig:
         self.node.create_timer(0.02, self._measure)
         self.chunks = self.node.create_publisher(ActionChunk, 'action_chunk', COMMAND)
         self.clock = self.node.create_publisher(Clock, '/clock', 1)
-        # Deeper than the robot's queue of 1, so that no command can hide behind a later one.
+        # Deeper than the robot's queue of 1, so that later commands do not replace earlier ones.
         keep = QoSProfile(depth=1000)
         for type_, topic, messages in (
                 (command_type, command_topic, self.commands),
@@ -100,7 +100,7 @@ class Rig:
         return chunk
 
     def drive(self, commands=8, v=0.1, **fields) -> None:
-        """Send commands at 10 Hz until the gate passes them, and then so many more."""
+        """Send commands at 10 Hz until the gate passes them, and then ``commands`` more."""
         wait_for(
             lambda: self.send(v, **fields) and happens(lambda: self.passing, 0.1),
             'the gate to pass commands')
@@ -109,7 +109,7 @@ class Rig:
             time.sleep(0.1)
 
     def wait_for_refusal(self, text: str) -> None:
-        """Wait until the diagnostics name a refusal with ``text``."""
+        """Wait until the diagnostics report a refusal with ``text``."""
         wait_for(lambda: any(pair.key == 'last refused' and text in pair.value for _, array in self.diagnostics[-3:]
                              for status in array.status for pair in status.values), f'the refusal: {text}')
 
@@ -144,7 +144,7 @@ def as_time(seconds: float) -> Time:
 
 
 def wait_for(condition, what: str):
-    """Wait for a condition; fail with ``what`` it was."""
+    """Wait for a condition; fail with ``what`` was awaited."""
     end = time.monotonic() + DEADLINE
     while time.monotonic() < end:
         if value := condition():
@@ -154,7 +154,7 @@ def wait_for(condition, what: str):
 
 
 def happens(condition, seconds: float) -> bool:
-    """Return whether a condition comes to hold within so many seconds."""
+    """Return whether a condition becomes true within ``seconds``."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if condition():

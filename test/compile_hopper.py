@@ -1,4 +1,4 @@
-"""Compiles the kernels for Hopper for sm_90a, which takes no GPU, and prints what became of them as JSON."""
+"""Compiles the Hopper kernels for sm_90a, which needs no GPU, and prints their properties as JSON."""
 import json
 import re
 import subprocess
@@ -74,7 +74,7 @@ def product(gelu, specialised, rotating):
 
 
 def page(own_scale):
-    """Keys and values of a page of 256 tokens of width 128: in FP8, or without a scale."""
+    """Compile the write of keys and values of a page of 256 tokens of width 128: in FP8, or without a scale."""
     names, pool = page_write_triton._write.arg_names, '*u8' if own_scale else '*bf16'
     block = PAGE if own_scale else page_write_triton.STREAM // D
     values = page_write_triton.PAGE_VALUES[Precision.FP8] if own_scale else page_write_triton.STREAM_VALUES
@@ -93,7 +93,7 @@ def page(own_scale):
 
 
 def flat(own_scale, queries):
-    """Queries, or keys and values of a page of 128 tokens of width 128, of a network that normalises over all heads."""
+    """Compile the write of queries, or of keys and values of a page of 128 tokens of width 128, normalised over all heads."""
     kernel = flat_write_triton._queries if queries else flat_write_triton._pages
     block = BN if own_scale and not queries else page_write_triton.STREAM // D
     values = page_write_triton.PAGE_VALUES[Precision.FP8] if block == BN else page_write_triton.STREAM_VALUES
@@ -117,7 +117,7 @@ def cross(fp8):
 
 
 def rows(fp8, film):
-    """What lies between two products, of rows of 5,120 values: in five blocks."""
+    """Compile the work between two products, for rows of 5,120 values: in five blocks."""
     cut = rows_triton.blocks(5120)
     constants = {'D': 5120, **cut, 'LIMIT': 448.0, 'NATIVE': True, 'static': None, 'static_stride': 0,
                  **({} if film else dict.fromkeys(('film_scale', 'film_shift'))),
@@ -146,7 +146,7 @@ def compiled(source, **options):
     _, *between = re.split(r'wgmma\.mma_async', kernel.asm['ptx'])
     return {'shared': kernel.metadata.shared, 'spilled': int(re.search(r'(\d+) bytes spill stores', said)[1]),
             'products': len(between), 'serialised': 'C75' in said,
-            # Most multiplications after a product has begun and before the next one does, with no wait for the first.
+            # Most multiplications between the start of one product and the next, without waiting for the first.
             'under_product': max((len(re.findall(r'\bmul\.f32', part)) for part in between[:-1]
                                   if 'wgmma.wait_group' not in part), default=0)}
 

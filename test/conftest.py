@@ -1,8 +1,8 @@
 """
-Gives the tests a ROS 2 of their own: an unused domain, on this machine only, and no display.
+Gives the tests a private ROS 2: an unused domain, on this machine only, and no display.
 
-Also what tools/run_tests.py (``make test``) needs of a run: which tests belong to a phase, and a report of it, line by line, so
-that it tells something of a run that dies.
+Also provides what tools/run_tests.py (``make test``) needs: the phase of each test, and a report, written line by line, so
+that it survives a run that dies.
 """
 import faulthandler
 import gc
@@ -27,12 +27,12 @@ ROOT = Path(__file__).resolve().parents[1]
 PHASE, REPORT, ONLY, FILES = (
     os.environ.get(f'WORLDMODEL_TEST_{name}', '') for name in ('PHASE', 'REPORT', 'ONLY', 'FILES'))
 
-# s, after which the process ends of a test that pytest-timeout could not interrupt, at `timeout` of pyproject.toml.
+# s, after which a test's process is ended if pytest-timeout (`timeout` of pyproject.toml) could not interrupt it.
 HUNG = float(os.environ.get('WORLDMODEL_HUNG_TEST_S', '360'))
 
-BUILD_BYTES = 2 * 2**30  # in memory for a build, which needs an eighth of it
+BUILD_BYTES = 2 * 2**30  # of free memory for a build, which needs an eighth of it
 
-USUAL_WAIT = 1.5  # s, about as long as a test of the waiting phase takes that does not say how long it does
+USUAL_WAIT = 1.5  # s, roughly for a test of the waiting phase that does not declare its time
 
 _state_directory = _stderr = _file = None
 
@@ -41,8 +41,8 @@ def _unused_domain() -> int:
     """
     Return a domain id in which no process of this machine takes part; each worker has its own ids.
 
-    They are those above Linux's outgoing ports, since what tests start takes those below (bringup/environment.py). Nor is it
-    the last one, or one in which a process was killed, if there is another: its ports in shared memory stay, with mutexes.
+    The ids are above Linux's ephemeral ports, since processes of tests use those below (bringup/environment.py). The last one,
+    and those in which a process was killed, are avoided if possible: their shared-memory ports stay, with mutexes.
     """
     left = {int(re.search(r'\d+', file.name)[0]) for file in Path('/dev/shm').glob('fastrtps_port[0-9]*')}
     workers = int(os.environ.get('PYTEST_XDIST_WORKER_COUNT', '1'))
@@ -54,7 +54,7 @@ def _unused_domain() -> int:
     for domain in candidates:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             try:
-                # DDS gives the first participant of a domain this port for discovery.
+                # The first participant of a domain uses this port for discovery.
                 probe.bind(('', 7400 + 250 * domain + 10))
                 return domain
             except OSError:
@@ -67,21 +67,21 @@ def pytest_configure(config):
     global _state_directory, _stderr
     if _state_directory is not None:
         return
-    _stderr = os.dup(2)  # before a test's is captured
+    _stderr = os.dup(2)  # before pytest captures it
     if PHASE and hasattr(config, 'workerinput'):
         _stderr = open(_stacks(config.workerinput['workerid']), 'w')  # for the table at the end of all phases
     if REPORT and not hasattr(config, 'workerinput'):
         config.pluginmanager.register(Reporter(config))
     if hasattr(config, 'workerinput') or not config.getoption('numprocesses', None):
-        os.environ.pop('WORLDMODEL_TEST_REPORT', None)  # a pytest that a test starts is no phase, and must not report as one
+        os.environ.pop('WORLDMODEL_TEST_REPORT', None)  # a pytest started by a test is no phase, and must not report as one
     if config.pluginmanager.hasplugin('hypothesispytest') and not config.getoption('--hypothesis-profile') and (
             hasattr(config, 'workerinput') or not config.getoption('numprocesses', None)):
-        # Before any test is decorated. An example for which a busy core has no time for 0.2 s is no failure.
+        # Before any test is decorated. On a busy core, an example that stalls for 0.2 s is no failure.
         from hypothesis import HealthCheck, settings
         settings.register_profile('busy cores', deadline=None, suppress_health_check=[HealthCheck.too_slow])
         settings.load_profile('busy cores')
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # So it is in the background of a shell without job control, and all that tests start and interrupt would inherit it.
+        # A background process of a shell without job control ignores SIGINT, and so would all that tests start and interrupt.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     _state_directory = Path(tempfile.mkdtemp(prefix='worldmodel_ros_test_'))
     os.environ.update({
@@ -91,13 +91,13 @@ def pytest_configure(config):
         'ROS_LOG_DIR': str(_state_directory / 'ros' / 'log'),
         'FASTRTPS_DEFAULT_PROFILES_FILE': str(ROOT / 'config' / 'fastdds_large_images.xml'),
         'MPLBACKEND': 'agg',
-        # What takes long to make, and that several phases and processes want: tools/run_tests.py has a folder for all of them.
+        # Results that are slow to make and shared by phases and processes: tools/run_tests.py has a folder for all of them.
         'WORLDMODEL_TEST_SHARED': os.environ.get('WORLDMODEL_TEST_SHARED') or str(_state_directory / 'shared'),
-        # Triton decides when it is imported: its kernels are tested on the CPU, except where only a GPU's tests run.
+        # Triton decides on import: its kernels are interpreted on the CPU, unless only a GPU's tests run.
         'TRITON_INTERPRET': str(int(not _for_gpu(config))),
     })
     os.environ.setdefault('MUJOCO_GL', 'osmesa')
-    # The ROS 2 wheels do not say where they are. A sourced distribution does, and may lack sys.prefix.
+    # The ROS 2 wheels do not set their location. A sourced distribution sets its own, and may lack sys.prefix.
     prefixes = [p for p in os.environ.get('AMENT_PREFIX_PATH', '').split(os.pathsep) if p]
     if sys.prefix not in prefixes and (Path(sys.prefix) / 'share' / 'ament_index').is_dir():
         os.environ['AMENT_PREFIX_PATH'] = os.pathsep.join([sys.prefix, *prefixes])
@@ -111,7 +111,7 @@ PHASES = ('parallel', 'waiting', 'real time')
 
 
 def phase_of(item) -> str:
-    """Return which of PHASES a test belongs to, by what may run next to it."""
+    """Return which of PHASES a test belongs to, by what may run concurrently."""
     def marked(name: str) -> bool:
         return item.get_closest_marker(name) is not None
 
@@ -123,7 +123,7 @@ def phase_of(item) -> str:
 
 
 def pytest_ignore_collect(collection_path):
-    """Read no files in which the first phase has found nothing for this one: to import all takes a quarter of a minute."""
+    """Skip files in which the first phase found nothing for this one, since importing all takes a quarter of a minute."""
     if FILES and collection_path.suffix == '.py' and str(collection_path) not in json.loads(FILES):
         return True
     return None
@@ -132,9 +132,9 @@ def pytest_ignore_collect(collection_path):
 @pytest.hookimpl(hookwrapper=True)
 def pytest_make_collect_report(collector):
     """
-    Have each worker of a phase begin to read the files at another one.
+    Start each worker of a phase at a different file when collecting.
 
-    In a fresh clone none is compiled, which takes a process 7 s for all: so each is compiled by one worker, for all.
+    A fresh clone has no bytecode, and compiling all files takes one process 7 s; this way the workers share that work.
     """
     report = (yield).get_result()
     if PHASE and 'PYTEST_XDIST_WORKER' in os.environ and report.passed and len(report.result) > 1:
@@ -146,7 +146,7 @@ def pytest_make_collect_report(collector):
 
 @pytest.hookimpl(trylast=True)  # after -k and -m
 def pytest_collection_modifyitems(config, items):
-    """Leave a phase its tests; of those that run in parallel, the files with the slowest ones go first."""
+    """Keep a phase's tests; of those that run in parallel, files with slow ones go first."""
     for_gpu = [item for item in items if item.get_closest_marker('gpu')]
     if for_gpu and (reason := _gpu_reason(config)):
         for item in for_gpu:
@@ -154,14 +154,14 @@ def pytest_collection_modifyitems(config, items):
     if not PHASE:
         return
     items.sort(key=lambda item: item.path)  # in an order that all workers agree on, see pytest_make_collect_report
-    only = json.loads(ONLY) if ONLY else None  # what is run once more
+    only = json.loads(ONLY) if ONLY else None  # tests to run once more
     files = {phase: sorted({str(item.path) for item in items if phase_of(item) == phase}) for phase in PHASES}
     kept = [item for item in items if (phase_of(item) == PHASE if only is None else item.nodeid in only)]
     chosen = set(kept)
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     if PHASE == 'parallel':
-        # A file that takes long must not be the last one; and files that wait for processes take turns with those that compute,
-        # or at first all workers would wait, and later none.
+        # A slow file must not be the last one; and files that wait for processes alternate with those that compute, or all
+        # workers would first wait and later compute.
         slow, waits = ({item.path for item in kept if item.get_closest_marker(mark)} for mark in ('slow', 'untimed'))
         paths = dict.fromkeys(item.path for item in kept)
         long = [path for path in paths if path in slow]
@@ -170,7 +170,7 @@ def pytest_collection_modifyitems(config, items):
         order = {path: k for k, path in enumerate([*long, *(path for pair in turns for path in pair)])}
         kept.sort(key=lambda item: order[item.path])
     if PHASE == 'waiting':
-        # The files that take longest first, or the last one to end would keep one process of tests for long.
+        # The slowest files first, or the last one would keep one worker busy for long.
         seconds = Counter()
         for item in kept:
             marker = item.get_closest_marker('waiting')
@@ -186,14 +186,14 @@ def pytest_sessionstart():
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_collection():
-    """What is collected stays: to look for garbage in it again and again takes a sixth of the time."""
+    """Disable garbage collection, since collected tests stay; it would take a sixth of the time."""
     gc.disable()
     yield
     gc.enable()
 
 
 def pytest_collection_finish(session):
-    """What was collected stays: to walk it again and again would make this process pause for a quarter of a second."""
+    """Exempt collected tests from garbage collection, which would pause this process for a quarter of a second each time."""
     gc.freeze()
     interpreter = sys.modules.get('triton.runtime.interpreter')
     if all(hasattr(interpreter, name) for name in ('_patch_lang', '_LangPatchScope')):  # not part of Triton's interface
@@ -204,10 +204,10 @@ def pytest_collection_finish(session):
 
 def _patch_language_once(interpreter):
     """
-    Have Triton's interpreter replace the functions of its language once, and not again in each call of a kernel's functions.
+    Have Triton's interpreter patch its language once, and not in each call of a kernel's functions.
 
-    A kernel's end puts them back where only the kernel itself has replaced them, and a call of one of its functions leaves
-    them replaced; all kernels of this process are interpreted.
+    A kernel's end undoes only patches that the kernel itself made, and calls of its functions leave them in place; all
+    kernels of this process are interpreted.
     """
     patch, language, done = interpreter._patch_lang, interpreter.tl, set()
 
@@ -222,7 +222,7 @@ def _patch_language_once(interpreter):
 
 
 def _know_types(interpreter):
-    """Have Triton's interpreter find the type of NumPy for each of its own once, not in a table made in each of 100,000s of
+    """Cache the interpreter's mapping of Triton types to NumPy types, which otherwise builds a table in each of 100,000s of
     calls."""
     language, known = interpreter.tl, cache(interpreter._get_np_dtype)
 
@@ -233,7 +233,7 @@ def _know_types(interpreter):
 
 
 def _gpu_reason(config) -> str:
-    """Why tests for a GPU do not run here, or ''."""
+    """Return why tests for a GPU do not run here, or ''."""
     import torch
     if not torch.cuda.is_available():
         return 'needs a CUDA GPU'
@@ -241,7 +241,7 @@ def _gpu_reason(config) -> str:
 
 
 def _stacks(worker: str) -> Path:
-    """Where a worker of a phase writes, when it dies, at which line each of its threads stood."""
+    """Return the file to which a worker of a phase dumps its threads' stacks when it dies."""
     return Path(os.environ['WORLDMODEL_TEST_SHARED']) / f'{PHASE}.{worker}.stacks'
 
 
@@ -253,7 +253,7 @@ def _tell(config, **event):
 
 
 class Reporter:
-    """Writes what becomes of each test into the report."""
+    """Writes the outcome of each test into the report."""
 
     def __init__(self, config):
         self._config = config
@@ -289,7 +289,7 @@ class Reporter:
         begun = self._begun.get(report.nodeid, 0.0)
         stall = self._watch.longest(begun, time.monotonic()) if report.failed and self._watch else 0.0
         _tell(self._config, event='outcome', test=report.nodeid, outcome=outcome, reason=reason, final=final, stall=stall,
-              stacks=self._stacks if report.when == '???' else '')  # so xdist reports a test that has ended its process
+              stacks=self._stacks if report.when == '???' else '')  # xdist's phase of a test that ended its process
         for name, why in report.user_properties if report.when == 'call' else ():
             if name == 'played again':
                 _tell(self._config, event='replay', test=report.nodeid, reason=why)
@@ -308,7 +308,7 @@ class Reporter:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item, call):
-    """Put down why the test was played again, where it was: xdist carries it from a worker to the report."""
+    """Record why the test was played again, in its process: xdist carries it from a worker to the report."""
     replays = getattr(sys.modules.get('scenarios.stalls'), 'REPLAYS', [])
     report = (yield).get_result()
     if call.when == 'call':
@@ -319,9 +319,9 @@ def pytest_runtest_makereport(item, call):
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_protocol(item):
     """
-    End the process of a test that waits where no exception reaches it, and say where each thread stands.
+    End the process of a hung test that no exception can reach, and dump each thread's stack.
 
-    Each file has a domain of its own: nodes that an earlier one killed are taken to be alive there for another 20 s.
+    Each file has its own domain, since nodes killed by an earlier one count as alive there for another 20 s.
     """
     global _file
     if item.path != _file:
@@ -335,10 +335,10 @@ def pytest_runtest_protocol(item):
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     """
-    Go on where a process of tests has ended: the scheduler of xdist 3.8 can wait for ever then, or begin the same test again.
+    Recover when a test process dies: the scheduler of xdist 3.8 may otherwise hang, or run the same test again.
 
-    It hands out again the files that the process had done, of which nothing comes back, and gives the process that takes its
-    place only one file, whose last test waits for a next one (xdist's issues 1327 and 1378).
+    It reassigns files that the process had finished, which return no results, and gives the replacement process only
+    one file, whose last test waits for a next one (xdist's issues 1327 and 1378).
     """
     if config.getvalue('dist') != 'loadfile':
         return None
@@ -372,9 +372,9 @@ def pytest_unconfigure(config):
 @pytest.fixture
 def build_folder(tmp_path, monkeypatch):
     """
-    A folder for a build and for what it keeps elsewhere meanwhile.
+    A folder for a build and its temporary files.
 
-    It is in memory, if there is room for programs: to write so many files to a disk took half as long as to make them.
+    In memory, if there is room and programs may run there: writing so many files to a disk took half as long as making them.
     """
     memory, folder = Path('/dev/shm'), tmp_path
     if memory.is_dir() and not os.statvfs(memory).f_flag & os.ST_NOEXEC and shutil.disk_usage(memory).free > BUILD_BYTES:
@@ -388,7 +388,7 @@ def build_folder(tmp_path, monkeypatch):
 
 @pytest.fixture(scope='module')
 def one_thread():
-    """Sums of PyTorch in one order; and networks as small as the tests' only wait for a second thread."""
+    """Run PyTorch on one thread: sums have one order, and networks as small as the tests' gain nothing from a second one."""
     import torch
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -398,6 +398,6 @@ def one_thread():
 
 @pytest.fixture(scope='module')
 def tiny_world(tmp_path_factory):
-    """Folder of an open world model, not to be written to; needs diffusers."""
+    """Return the folder of an open world model, not to be written to; needs diffusers."""
     import open_world
     return open_world.write(tmp_path_factory.mktemp('worlds') / 'tiny_world')

@@ -1,4 +1,4 @@
-"""DDS as tests have it: the transports of the processes that they start, and when a message was there."""
+"""DDS helpers for tests: transports of the processes that they start, arrival times of messages, thread priorities."""
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -10,29 +10,29 @@ from rclpy.executors import Executor
 from worldmodel_ros.bringup.description import load
 from worldmodel_ros.clocks import wall_minus_steady
 
-_PRIORITY = 35  # above all nodes: a late onlooker would take their commands for late ones
+_PRIORITY = 35  # above all nodes: a delayed onlooker would count their commands as late
 
 
 def received_at(info: Mapping[str, Any]) -> float:
     """
-    Return the steady time [s] at which DDS had a message, by what a callback is told of it.
+    Return the steady time [s] at which DDS received a message, from a callback's message info.
 
-    This process may pause, to collect its garbage for one, before it comes to it.
+    This process may pause, for example for garbage collection, before it handles the message.
     """
     return (info['received_timestamp'] - wall_minus_steady()) * 1e-9
 
 
 def raise_receiving_threads() -> None:
-    """Put the threads with which DDS receives under SCHED_FIFO, where that is permitted; they are there with the first node."""
+    """Put DDS's receiving threads under SCHED_FIFO, where permitted; they exist from the first node on."""
     raise_threads(int(task.name) for task in Path('/proc/self/task').iterdir()
                   if task.joinpath('comm').read_text().startswith('dds.'))
 
 
 def raise_threads(threads: Iterable[int]) -> None:
-    """Put threads, by their native ids, under SCHED_FIFO, where that is permitted."""
+    """Put threads, by their native ids, under SCHED_FIFO, where permitted."""
     for thread in threads:
         try:
-            # What a thread starts is not to be of this priority.
+            # Children of a thread must not inherit this priority.
             os.sched_setscheduler(thread, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(_PRIORITY))
         except PermissionError:
             return
@@ -40,10 +40,10 @@ def raise_threads(threads: Iterable[int]) -> None:
 
 def on_its_thread(executor: Executor, function: Callable[..., object], *arguments: object) -> None:
     """
-    Have the thread that spins an executor call a function.
+    Call a function on the thread that spins an executor.
 
-    Such as what destroys a client: where another thread does, rclpy may just be collecting what it waits for, and raises
-    InvalidHandle out of spin_once, which ends that thread.
+    For example to destroy a client: on another thread that may coincide with rclpy collecting what it waits for, which raises
+    InvalidHandle from spin_once and ends the spinning thread.
     """
     done, end = executor.create_task(function, *arguments), time.monotonic() + 20.0
     while not done.done():
@@ -53,9 +53,9 @@ def on_its_thread(executor: Executor, function: Callable[..., object], *argument
 
 def without_shared_memory(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """
-    Return an environment as the launch files have it for the gate.
+    Return an environment as the launch files set it for the gate.
 
-    A process that joins with shared memory can hold up those that have it as well, the test's own among them
+    A process that joins with shared memory can block others that use it, including the test's own
     (config/fastdds_commands.xml).
     """
     description = load()

@@ -1,4 +1,4 @@
-"""Synthetic runs for the tests of the demo: a camera that pans over a fixed picture at a constant speed."""
+"""Synthetic runs for the tests of the demo: a camera that pans over a fixed image at a constant speed."""
 import cv2
 import numpy as np
 
@@ -11,7 +11,7 @@ START = 1_700_000_000 * NS
 
 
 def panorama(offset: float) -> np.ndarray:
-    """(64, 64, 3) uint8 RGB seen at ``offset`` pixels."""
+    """Return (64, 64, 3) uint8 RGB seen at ``offset`` pixels."""
     x = (np.arange(64) + offset)[None, :, None] / np.array([19.0, 13.0, 29.0])
     y = np.arange(64)[:, None, None] / np.array([23.0, 31.0, 17.0])
     return np.uint8(127 + 60 * np.sin(x * 3) + 60 * np.cos(y * 2))
@@ -37,7 +37,7 @@ def what_if(stamp: int, truth: bool = True) -> WhatIf:
 
 def drive(steps: int = 40, speed: float = 0.4, latency: float = 0.03, error: int = 4,
           moving: bool = True) -> Recording:
-    """A run at 10 Hz: every prediction is the truth plus ``error`` grey levels; not ``moving``: it stands."""
+    """Return a run at 10 Hz: every prediction is the truth plus ``error`` grey levels; not ``moving``: it stands."""
     rec = Recording()
     speed = speed if moving else 0.0
     for i in range(steps):
@@ -64,8 +64,8 @@ TIMES = np.arange(21) * 0.1
 
 
 def choice(stamp: int, pose: Pose, mover: tuple[float, float], off: float = 0.0) -> Choice:
-    """What a robot at ``pose`` decides where a mover goes along y with 0.5 m/s from a place in the world: to go right. The
-    mover is forecast ``off`` m away from where it will be."""
+    """Return the decision of a robot at ``pose`` to go right, with a mover that goes along y with 0.5 m/s from a place in the
+    world. The mover is forecast ``off`` m away from its true future."""
     cos, sin = np.cos(pose.yaw), np.sin(pose.yaw)
     places = np.column_stack([np.full(21, mover[0] + off), mover[1] + 0.5 * TIMES]) - (pose.x, pose.y)
     path = places @ np.array([[cos, -sin], [sin, cos]])
@@ -81,7 +81,7 @@ def choice(stamp: int, pose: Pose, mover: tuple[float, float], off: float = 0.0)
 
 
 def task_drive(off: float = 0.0) -> Recording:
-    """A run of a task: two rooms of 2 s, the first one done, in each of which a mover crosses."""
+    """Return a run of a task: two rooms of 2 s, the first one done, in each of which a mover crosses."""
     rec = drive()
     rec.goals.clear()
     rec.things = {key: thing for key, thing in rec.things.items() if key != 'blue'} | {

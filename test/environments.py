@@ -1,10 +1,10 @@
-"""Running commands outside this virtual environment, for the tests that build and install the package."""
+"""Runs commands outside this virtual environment, for the tests that build and install the package."""
 import os
 import subprocess
 
 import pytest
 
-# What belongs to this virtual environment and would lead a process of another one back to it.
+# Variables of this virtual environment that would lead another one's process back to it.
 THIS_ENVIRONMENT = ('_ROS_WHEELS_BOOTSTRAP_COMPLETE', 'LD_LIBRARY_PATH', 'AMENT_PREFIX_PATH',
                     'CMAKE_PREFIX_PATH', 'PYTHONPATH', 'VIRTUAL_ENV')
 
@@ -15,7 +15,7 @@ def clean_environment(**changes):
 
 
 def run(command, **options):
-    """Run a command and return what it printed; if it fails, fail the test with the end of that."""
+    """Run a command and return its output; if it fails, fail the test with the end of that."""
     command = [str(part) for part in command]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
     if done.returncode:

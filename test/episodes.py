@@ -1,4 +1,4 @@
-"""Episodes that training can learn from in seconds, without a simulator."""
+"""Episodes from which training can learn within seconds, without a simulator."""
 from __future__ import annotations
 
 import numpy as np
@@ -8,7 +8,7 @@ from worldmodel_ros.train.data.episodes import Episodes
 
 
 def moving_squares(episodes=6, steps=40, seed=0) -> Episodes:
-    """A bright square that moves by the action, with labels of the simulator's kinds."""
+    """Return episodes of a bright square that moves by the action, with labels of the simulator's kinds."""
     rng = np.random.default_rng(seed)
     size = SMALL.image_size[0]
     actions = np.repeat(rng.uniform(-1, 1, (episodes, steps // 4, 2)), 4, 1).astype(np.float32)

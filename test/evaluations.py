@@ -1,4 +1,4 @@
-"""Evaluations of simulated drives for the tests, each made once in a run, whichever files want it."""
+"""Evaluations of simulated drives for the tests, each made once per run and shared by files."""
 from __future__ import annotations
 
 import tempfile
@@ -15,7 +15,7 @@ from worldmodel_ros.evaluate.drive.bag_evaluation import Task, evaluate_bag
 from worldmodel_ros.evaluate.drive.evaluation import Evaluation
 from worldmodel_ros.evaluate.drive.step_times import MeasuredTimes
 
-# As measured on two cores, without the spread.
+# Measured on two cores, without the spread.
 TIMES = MeasuredTimes([{'encode': 0.003, 'commit': 0.003, 'policy': 0.0002, 'denoise': 0.007, 'decode': 0.008}] * 20,
                       'tiny', 'onnx-int8', {'cpu': 'test processor', 'cores': 2})
 PROVENANCE = {'command': 'worldmodel evaluate bag kitchen', 'time': '2026-01-01T00:00:00+00:00',
@@ -30,14 +30,14 @@ def engine() -> Engine:
 
 def evaluate(bag: Path, lines: Path | None = None, seconds: float | None = None, forecasts: Forecasts | None = None
              ) -> Evaluation:
-    """Evaluate the shipped model on a bag; ``lines``: where the windows go, if anybody wants them."""
+    """Evaluate the shipped model on a bag; ``lines``: file for the windows, if wanted."""
     with tempfile.TemporaryDirectory() as folder:
         lines = lines or Path(folder) / 'windows.jsonl'
         return evaluate_bag(Task(bag, 'tiny', seconds=seconds), engine(), TIMES, lines, forecasts=forecasts)
 
 
 def evaluated(drive: Drive, name: str) -> Evaluation:
-    """Evaluate a drive, in a bag of that name, which stands for it from then on."""
+    """Evaluate a drive, in a bag of that name; later calls return the evaluation by the name alone."""
     def make() -> Evaluation:
         with tempfile.TemporaryDirectory() as folder:
             return evaluate(write_bag(Path(folder) / name, drive, encoding='png'))

@@ -1,5 +1,5 @@
 """
-An engine without a model: the calls of ``worldmodel_ros.engine``, with times and faults that a test chooses.
+An engine without a model: the calls of ``worldmodel_ros.engine``, with times and faults chosen by a test.
 """
 import functools
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ SPEC = SimpleNamespace(
 
 
 class FakeClock:
-    """A steady clock that moves only when it is told to."""
+    """A steady clock that moves only when told to."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -32,7 +32,7 @@ class FakeClock:
 class FakeEngine:
     """
     ``costs`` [s] by part: encode, commit, policy, denoise (a step), decode, what_if (a unit). They pass by
-    ``sleep``, and are what ``step_times`` predicts unless ``predicted`` says otherwise.
+    ``sleep``, and are what ``step_times`` predicts unless ``predicted`` is set.
     """
 
     def __init__(self, sleep=lambda seconds: None, **costs: float) -> None:
@@ -41,7 +41,7 @@ class FakeEngine:
         self.costs = dict.fromkeys(('encode', 'commit', 'policy', 'denoise', 'decode', 'what_if', 'session'), 0.0)
         self.costs.update(costs)
         self.predicted = None
-        self.interruption = 0.0  # s, by which the high quantile of a unit is above its median
+        self.interruption = 0.0  # s by which the high quantile of a unit exceeds its median
         self.sessions = []
         self.step_times = self
         self.recorded = []
@@ -99,7 +99,7 @@ class FakeEngine:
 
 
 class FakeBackend(Backend):
-    """The network calls; what wraps them is in the way of every session."""
+    """The network calls; a wrapper around them affects every session."""
 
     name = 'fake'
     preset = SPEC
@@ -121,7 +121,7 @@ class FakeBackend(Backend):
         return np.stack(arrays)
 
     def _plan(self):
-        # Rows that can be told apart: the second column grows with the steps of the plan.
+        # Distinguishable rows: the second column grows with the steps of the plan.
         plan = np.tile(np.float32(self.engine.plan_value), (SPEC.chunk_frames, 1))
         plan[:, 1] += np.arange(SPEC.chunk_frames) / 100
         return plan

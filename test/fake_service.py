@@ -1,5 +1,5 @@
 """
-A service without a model, behind a real server: its calls, with answers, delays and failures that a test chooses.
+A service without a model, behind a real server: its calls, with answers, delays and failures chosen by a test.
 """
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ PLAN = np.float32([[0.5, 0.1], [0.5, 0.2], [0.5, 0.3], [0.5, 0.4]])
 
 
 class FakeService:
-    """``answer`` says what a tick gets: 'plan', 'refusal', 'failure', 'nan' or 'nothing'; after ``delay`` s."""
+    """``answer`` is the reply to a tick: 'plan', 'refusal', 'failure', 'nan' or 'nothing'; after ``delay`` s."""
 
     def __init__(self, spec=TINY, sessions=2):
         self.spec, self.sessions = spec, sessions
         self.answer, self.delay, self.tier = 'plan', 0.0, Tier.TWO_STEP
         self.ticks, self.questions, self.listeners, self.closed, self.episodes = [], [], {}, [], []
-        self.earlier = 0.0  # s, that the next reply offers
+        self.earlier = 0.0  # s that the next reply offers
         self._numbers = itertools.count(1)
         self._thread = ThreadPoolExecutor(1)
 
@@ -121,7 +121,7 @@ class FakeService:
 
 
 class Serving:
-    """A server at a path, in a thread of this process; it can die as a process does, and come back."""
+    """A server at a path, in a thread of this process; it can die like a process, and come back."""
 
     def __init__(self, path, service=None, limits=Limits()):
         self.path, self.service, self.limits = path, service or FakeService(), limits
@@ -146,7 +146,7 @@ class Serving:
             self.server = None
 
     def hang(self):
-        """Stop to take in messages; connections stay open."""
+        """Stop receiving messages; connections stay open."""
         self._over = True
         self._thread.join()
 
@@ -157,7 +157,7 @@ class Serving:
 
 @contextlib.contextmanager
 def serving(path, service=None, limits=Limits()):
-    """Run a server to the end of the block."""
+    """Run a server until the end of the block."""
     running = Serving(path, service, limits)
     try:
         yield running
@@ -167,7 +167,7 @@ def serving(path, service=None, limits=Limits()):
 
 
 def wait_for_socket(process, path, timeout=120.0):
-    """Wait until a process serves at a path; what does not is ended, so that all it has said can be told."""
+    """Wait until a process serves at a path; if it does not, end it and fail with its output."""
     end = time.monotonic() + timeout
     while not path.exists():
         if process.poll() is not None or time.monotonic() > end:
@@ -178,10 +178,9 @@ def wait_for_socket(process, path, timeout=120.0):
 
 def last_words(process, timeout=5.0):
     """
-    Return what a process that has ended wrote into its pipe of stderr.
+    Return what an ended process wrote to its stderr pipe.
 
-    A process that it started and left behind holds the pipe open, and then its end does not come: no more than ``timeout`` s
-    are spent on it.
+    A child process that it left behind keeps the pipe open, so that its end never comes: wait at most ``timeout`` s.
     """
     try:
         return process.communicate(timeout=timeout)[1]
@@ -190,7 +189,7 @@ def last_words(process, timeout=5.0):
 
 
 def wait_for(condition, timeout=60.0, period=0.002):
-    """Return what ``condition`` gives, once that is true; it is looked at every ``period`` s."""
+    """Return the value of ``condition`` once it is true; check it every ``period`` s."""
     end = time.monotonic() + timeout
     while not (value := condition()):
         assert time.monotonic() < end, 'waited in vain'

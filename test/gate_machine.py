@@ -1,8 +1,8 @@
 """
-A state machine of hypothesis: a command gate, its clocks, a robot, an honest model and whatever else may publish.
+A hypothesis state machine: a command gate, its clocks, a robot, an honest model and any other publishers.
 
-After every step it holds that what was sent is within the limits, changes no faster than the gate's own clock allows,
-and answers a fresh observation; that a stop stops; that the watchdog is in time; and that nothing which was sent before
+After every step it checks that what was sent is within the limits, changes no faster than the gate's own clock allows,
+and answers a fresh observation; that a stop stops; that the watchdog is in time; and that nothing sent earlier
 keeps a good model from driving.
 """
 
@@ -41,7 +41,7 @@ FRACTION = st.floats(-1.0, 1.0)
 
 
 class GateMachine(RuleBasedStateMachine):
-    """Drives a gate of any kind of interface by good and by hostile messages."""
+    """Drives a gate of any kind of interface with good and hostile messages."""
 
     @initialize(kind=st.sampled_from(KINDS), on_timeout=st.sampled_from(['hold', 'slow', 'stop']),
                 resume_after=st.integers(0, 3), episode=NUMBER)
@@ -56,15 +56,15 @@ class GateMachine(RuleBasedStateMachine):
         self.gate = Gate(NAMES, motion, self.policy)
         self.now, self.ros_ahead, self.stands = 1000.0, 600 * NS, None
         self.episode, self.sequence = episode, 0
-        self.at = (0.0, 0.0)             # where the joints are
-        self.heard = None                # what was said of them last, and when
+        self.at = (0.0, 0.0)             # positions of the joints
+        self.heard = None                # last joint states heard, and when
         self.measures, self.stuck = True, False
         self.row, self.sent_at = self.gate.motion.row, -math.inf  # in force
         self.plan = None                 # start, rows, step period and time of a trajectory
         self.passed_at = -math.inf
         self.measure()
 
-    # What the world does.
+    # Events in the world.
 
     @rule(seconds=st.sampled_from([0.02, 0.1, 0.1, 0.14, 0.3, 0.6]))
     def pause(self, seconds):
@@ -76,13 +76,13 @@ class GateMachine(RuleBasedStateMachine):
                     self.measure()
             self.sends(self.gate.on_tick(self.now))
             if self.kind != 'velocity' and self.gate.state is State.STOPPED and not self.gate.repeats_stop(self.now):
-                self.row = None  # left to others
+                self.row = None  # the joints are left to others
             if self.gate.state is State.PASSING:
                 assert self.now - self.passed_at < self.policy.command_timeout + NEAR, 'the watchdog was late'
 
     @rule(seconds=st.floats(0.0, 2.0))
     def stall(self, seconds):
-        """The gate gets no processor time."""
+        """Advance time without running the gate."""
         self.now += seconds
 
     @rule(ahead=st.one_of(st.integers(-3600 * NS, 3600 * NS), st.just(0), st.integers(-50_000_000, 50_000_000)))
@@ -117,7 +117,7 @@ class GateMachine(RuleBasedStateMachine):
     def hostile_joint_states(self, names, positions):
         self.hear(names, positions)
 
-    # What is published.
+    # Published messages.
 
     @rule(count=st.integers(1, 5), v=FRACTION, w=FRACTION, step_period=st.sampled_from([0.1, 0.01, 0.5]))
     def good_model(self, count, v, w, step_period):
@@ -173,9 +173,9 @@ class GateMachine(RuleBasedStateMachine):
     @rule(same_episode=st.booleans(), stranger=st.booleans())
     def recovers(self, same_episode, stranger):
         """
-        However the gate was treated: a good model drives again, without a reset, in bounded time.
+        Whatever happened to the gate, a good model drives again, without a reset, in bounded time.
 
-        ``stranger``: another one goes on to publish what is refused.
+        ``stranger``: another publisher goes on to send messages that are refused.
         """
         self.ros_time_goes_on()
         self.measures, self.stuck = True, False
@@ -185,7 +185,7 @@ class GateMachine(RuleBasedStateMachine):
         policy = self.policy
         if policy.resume_after == 0:
             self.gate.reset()
-        # Of the order, of a command that the joints did not follow, and of the debounce.
+        # Sum of the order, of a command that the joints did not follow, and of the debounce.
         bound = (policy.memory + policy.command_timeout + policy.hold + 1.0 + policy.stop_repeat
                  + PERIOD * (policy.resume_after + 3))
         end = self.now + bound
@@ -202,7 +202,7 @@ class GateMachine(RuleBasedStateMachine):
                 self.gate.reset()
             assert self.now < end, f'blocked: {self.gate.last_refusal}'
 
-    # Nothing below decides anything.
+    # Helpers.
 
     def teardown(self):
         if hasattr(self, 'gate'):
@@ -239,13 +239,13 @@ class GateMachine(RuleBasedStateMachine):
         for row in command.rows:
             assert all(low <= value <= high for value, low, high in zip(row, LIMITS.low, LIMITS.high)), row
         getattr(self, f'sends_{self.kind}')(command)
-        if command.stamp or command.rows[0] != self.row:  # a repeated stop is the same command still in force
+        if command.stamp or command.rows[0] != self.row:  # a repeated stop is the same command, still in force
             self.row, self.sent_at = command.rows[0], self.now
 
     def sends_velocity(self, command) -> None:
         (row,) = command.rows
         if command.stamp == 0 and row == (0.0, 0.0):
-            return  # a stop, which may be at once
+            return  # a stop, which may be immediate
         self.is_within(row, self.row, min(self.now - self.sent_at, INTERVAL))
 
     def sends_position(self, command) -> None:
@@ -283,7 +283,7 @@ class GateMachine(RuleBasedStateMachine):
             self.heard = {**(self.heard or {}), **{name: (at, self.now) for name, at in zip(names, positions)}}
 
     def move(self) -> None:
-        """The joints follow the plan, unless something holds them."""
+        """Move the joints along the plan, unless something holds them."""
         if self.plan is None or self.stuck:
             return
         start, rows, step, begun = self.plan

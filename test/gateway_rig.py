@@ -1,4 +1,4 @@
-"""A gateway in a thread of this process, before a server whose service a test chooses."""
+"""A gateway in a thread of this process, in front of a server whose service is chosen by a test."""
 from __future__ import annotations
 
 import asyncio
@@ -37,7 +37,7 @@ class Running:
         return f'{"wss" if self.tls else "ws"}://127.0.0.1:{self.port}{path}'
 
     def call(self, function, *arguments):
-        """Call a function in the gateway's thread, and return what it gives."""
+        """Call a function in the gateway's thread; return its result."""
         done, results = threading.Event(), []
 
         def run():
@@ -61,7 +61,7 @@ class Running:
 
 @contextlib.contextmanager
 def gateway(folder, service=None, **settings):
-    """Run a server and a gateway before it to the end of the block; ``server`` of it is the former."""
+    """Run a server and a gateway in front of it until the end of the block; ``server`` is an attribute of the latter."""
     with serving(folder / 'engine.sock', service) as server:
         server.server._hellos = TokenBuckets(0.0, 1.0)  # tests open sessions faster than robots do
         running = Running(server.path, **settings)
@@ -82,7 +82,7 @@ def client(running, path='/', token='', **options):
 
 
 def robot(running, **options):
-    """Connect to the dialect of openpi, and take its metadata."""
+    """Connect to the openpi dialect, and receive its metadata."""
     return _with_metadata(client(running, **options))
 
 
@@ -94,7 +94,7 @@ def _with_metadata(connecting):
 
 
 def observation(**changes):
-    """An observation of a robot, as a map."""
+    """Return an observation of a robot, as a map."""
     return {'observation/image': np.full((96, 128, 3), 7, np.uint8), 'prompt': 'drive to the red ball', **changes}
 
 
@@ -103,7 +103,7 @@ def say(connection, **changes):
 
 
 def heard(connection):
-    """The next reply: a map, or a text."""
+    """Return the next reply: a map, or a text."""
     message = connection.recv(TIMEOUT)
     return message if isinstance(message, str) else decode(message)
 
@@ -114,7 +114,7 @@ def infer(connection, **changes):
 
 
 def get(running, path, token='', context=None):
-    """Return status, headers and text of a request over HTTP."""
+    """Return status, headers and text of an HTTP request."""
     request = urllib.request.Request(running.url(path).replace('ws', 'http', 1),
                                      headers={'Authorization': f'Bearer {token}'} if token else {})
     try:

@@ -1,4 +1,4 @@
-"""What happens at its time on a clock that does not run by itself, also while a network of a test's engine takes its time."""
+"""Events on a manual clock, which also occur while a network of a test's engine takes its time."""
 import heapq
 import itertools
 from collections.abc import Callable
@@ -8,15 +8,15 @@ from fake_engine import FakeClock
 
 class Happenings:
     def __init__(self, clock: FakeClock):
-        self.clock, self.slow = clock, 1.0  # slow: times as long as anything takes
+        self.clock, self.slow = clock, 1.0  # slow: factor on all durations
         self._coming, self._order = [], itertools.count()
 
     def at(self, delay: float, action: Callable[[], object]) -> None:
-        """Have something happen after so many s."""
+        """Schedule an action after ``delay`` s."""
         heapq.heappush(self._coming, (self.clock.now + delay, next(self._order), action))
 
     def sleep(self, seconds: float) -> None:
-        """A network runs for so long, while everything else goes on."""
+        """Let a network run for ``seconds``, while everything else goes on."""
         self.pass_until(self.clock.now + self.slow * seconds)
 
     def pass_until(self, until: float) -> None:
@@ -26,7 +26,7 @@ class Happenings:
         self.clock.now = max(self.clock.now, until)
 
     def play(self, step: Callable[[], float | None]) -> None:
-        """Call ``step``, which returns how long there is nothing to do [s], None for until more comes, till nothing comes."""
+        """Call ``step``, which returns its idle time [s] or None (until the next event), until no event is left."""
         while True:
             patience = step()
             if patience == 0.0:

@@ -1,4 +1,4 @@
-"""Starting a process as the launch files do, and interrupting it as Ctrl-C in a terminal does."""
+"""Starts a process as the launch files do, and interrupts it as Ctrl-C in a terminal does."""
 import re
 import signal
 import subprocess
@@ -9,7 +9,7 @@ from worldmodel_ros.bringup.process import HOLD_INTERRUPT, signal_prefix
 
 
 def start(*command):
-    """Start a client as the launch files do; it has begun to hold an interrupt back, which takes ``env`` 1 ms."""
+    """Start a client as the launch files do; on return it holds interrupts back, which takes ``env`` 1 ms."""
     process = subprocess.Popen([*signal_prefix(HOLD_INTERRUPT), *command], stdout=subprocess.PIPE,
                                stderr=subprocess.STDOUT, text=True)
     status = Path(f'/proc/{process.pid}/status')
@@ -19,7 +19,7 @@ def start(*command):
 
 
 def interrupt(process):
-    """Interrupt a process as Ctrl-C and then a launcher do; return its exit code, its words, and what it took [s]."""
+    """Interrupt a process as Ctrl-C and then a launcher do; return its exit code, its output, and the duration [s]."""
     start = time.monotonic()
     for _ in range(2):
         process.send_signal(signal.SIGINT)

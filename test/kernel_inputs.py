@@ -1,4 +1,4 @@
-"""Random pages and lists for the kernels, and the measure of their errors; used by the tests and by benchmarks/."""
+"""Random pages and lists for the kernels, and a measure of error; used by the tests and by benchmarks/."""
 from __future__ import annotations
 
 import numpy as np
@@ -15,7 +15,7 @@ def random_tensor(generator: torch.Generator, *shape: int, dtype: torch.dtype = 
 
 def random_pool(generator: torch.Generator, precision: Precision, pages: int, heads: int, tokens: int, dim: int
                 ) -> Pool:
-    """All pages written, each with magnitudes of its own, so that mixing up two scales would show."""
+    """Return a pool with all pages written, each with its own magnitude, so that mixing up two scales would show."""
     pool = Pool.allocate(precision, pages, heads, tokens, dim, generator.device)
     for first in range(0, pages, 32):  # the definition of FP4 takes much memory
         ids = torch.arange(first, min(first + 32, pages), device=generator.device)
@@ -27,14 +27,14 @@ def random_pool(generator: torch.Generator, precision: Precision, pages: int, he
 
 def random_lists(rng: np.random.Generator, counts: list[int], pages: int, tokens: int, partial: float = 0.0,
                  device: torch.device | str = 'cpu') -> TileLists:
-    """One row of ``counts[i]`` different pages for each query tile; a share of them is partly valid."""
+    """Return one row of ``counts[i]`` different pages for each query tile; a share of them is partly valid."""
     return TileLists.from_rows(
         [[(int(page), int(rng.integers(1, tokens)) if rng.random() < partial else tokens)
           for page in rng.choice(pages, count, replace=False)] for count in counts], tokens, device)
 
 
 def relative_error(result: Tensor, expected: Tensor) -> float:
-    """Root mean square of the difference over that of what is expected; infinite where something is not finite."""
+    """Return the RMS of the difference, relative to that of the expected result; infinite if something is not finite."""
     if not torch.isfinite(result).all():
         return float('inf')
     difference = (result.double() - expected.double()).square().mean().sqrt()

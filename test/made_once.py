@@ -1,4 +1,4 @@
-"""What takes long to make and several test files want: one of a run's processes makes it, the others read it."""
+"""Shares results that are slow to make and wanted by several test files: one process of a run makes them, others read them."""
 from __future__ import annotations
 
 import fcntl
@@ -20,5 +20,5 @@ def made_once(name: str, make: Callable[[], Made]) -> Made:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not file.exists():
             part.write_bytes(pickle.dumps(make()))
-            part.rename(file)  # a process that dies leaves no half of it
+            part.rename(file)  # atomic, so that a process that dies leaves no partial file
     return pickle.loads(file.read_bytes())

@@ -1,4 +1,4 @@
-"""Writes a bag's messages anew as MCAP, in forms that rosbag2 and others leave behind: chunks, compression, indexes."""
+"""Rewrites a bag's messages as MCAP, in forms that rosbag2 and others produce: chunks, compression, indexes."""
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,9 +1,9 @@
-"""A program that runs a script and answers, for each line that it reads, how much memory is in use, in a line.
+"""Runs a script and answers each line of standard input with a line that gives the memory in use.
 
     PYTHONMALLOC=malloc python memory_counter.py SCRIPT
 
-Resident memory tells little of a leak: the C library keeps what a program frees, and how much of it depends on which threads
-freed when (10 MiB between one run and the next). What is in use is exact. Python's own allocator would hide its objects.
+Resident memory is a poor indicator of a leak: the C library keeps what a program frees, and how much depends on which threads
+freed when (10 MiB between one run and the next). Memory in use is exact. Python's own allocator would hide its objects.
 """
 import ctypes
 import runpy
@@ -15,14 +15,14 @@ MIB = 2 ** 20
 
 
 class Mallinfo(ctypes.Structure):
-    """struct mallinfo2 of glibc [bytes, but for counts]."""
+    """glibc's struct mallinfo2 [bytes, except counts]."""
 
     _fields_ = [(name, ctypes.c_size_t) for name in (
         'arena', 'ordblks', 'smblks', 'hblks', 'hblkhd', 'usmblks', 'fsmblks', 'uordblks', 'fordblks', 'keepcost')]
 
 
 def in_use():
-    """Return what is allocated and what is resident of files [MiB]."""
+    """Return allocated memory plus resident file pages [MiB]."""
     mallinfo = ctypes.CDLL(None).mallinfo2
     mallinfo.restype = Mallinfo
     info = mallinfo()

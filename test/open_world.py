@@ -1,4 +1,4 @@
-"""The folder of an open world model that is small enough for a test: as its users have them, but for the sizes."""
+"""The folder of an open world model small enough for a test, like a user's except for the sizes."""
 import json
 
 import torch
@@ -18,7 +18,7 @@ WORLD = {'vae': 'vae', 'text': 'text/rows.safetensors', 'size': SIZE, 'top_speed
 
 
 def write_network(folder, scale=1.0):
-    """Write a checkpoint in the original names, whose matrices are multiplied by ``scale``."""
+    """Write a checkpoint with the original names, whose matrices are multiplied by ``scale``."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file({name: tiny.weight(name, shape) * (scale if len(shape) > 1 else 1.0)
                for name, shape in original_shapes(CONFIG).items()}, folder / 'model.safetensors')
@@ -28,8 +28,8 @@ def write_network(folder, scale=1.0):
 
 
 def write(folder, networks=1, **changes):
-    """Write the folder, with one network or two; ``changes`` of world.json, None for what it lacks. Needs diffusers, whose
-    VAE it has."""
+    """Write the folder, with one network or two; ``changes`` to world.json, None removes a key. Needs diffusers, for
+    its VAE."""
     from diffusers import AutoencoderKLWan
     from test_wan_diffusers import randomise
     for name, scale in [('.', 1.0)] if networks == 1 else zip(LAYOUTS['original'], (1.0, 0.9)):

@@ -1,4 +1,4 @@
-"""Pixels as cameras encode them, the other way round from worldmodel_ros.inputs.images."""
+"""Pixels as cameras encode them, the inverse of worldmodel_ros.inputs.images."""
 import numpy as np
 
 
@@ -7,7 +7,7 @@ def alpha(pixels):
 
 
 def mosaic(pixels, pattern):
-    """What a Bayer sensor sees of RGB; ``pattern`` names the colours of the top left 2 x 2 pixels."""
+    """Return a Bayer sensor's view of RGB; ``pattern`` names the colours of the top left 2 x 2 pixels."""
     channel = ['rgb'.index(colour) for colour in pattern]
     result = np.empty(pixels.shape[:2], np.uint8)
     for k, c in enumerate(channel):
@@ -17,7 +17,7 @@ def mosaic(pixels, pattern):
 
 def uyvy(pixels, chroma=0):
     """
-    Pixels in pairs that share a colour, ITU-R BT.601 in the range of video; ``chroma``: its place, 0 or 1.
+    Return pixels in pairs that share chroma, ITU-R BT.601 in video range; ``chroma``: its byte, 0 or 1.
     """
     red, green, blue = np.moveaxis(pixels.astype(float), 2, 0)
     luma = 0.299 * red + 0.587 * green + 0.114 * blue

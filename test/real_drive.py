@@ -1,4 +1,4 @@
-"""The recorded drive of a real car, which lies beside the checkout where there is one."""
+"""The recorded drive of a real car, which lies next to the checkout if present."""
 import os
 from pathlib import Path
 
@@ -8,7 +8,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def real_drive() -> Path:
-    """Return the bag's folder; skips the test where it is not there."""
+    """Return the bag's folder; skip the test if it is missing."""
     path = Path(os.environ.get('WORLDMODEL_TEST_BAG') or ROOT.parent / 'shared' / 'data' / 'donkeycar_lap_a')
     if not path.exists():
         pytest.skip(f'the drive of a real car is not at {path}: set WORLDMODEL_TEST_BAG to the folder of its bag')

@@ -1,4 +1,4 @@
-"""A command gate on a clock of its own, and a model that sends what it is told."""
+"""A command gate on its own clock, and a model that sends what it is told."""
 
 import dataclasses
 
@@ -32,7 +32,7 @@ class Rig:
         return command
 
     def wait(self, seconds: float) -> list:
-        """Tick through ``seconds``; return what was sent in them."""
+        """Tick through ``seconds``; return what was sent meanwhile."""
         before = len(self.sent)
         for _ in range(round(seconds / TICK)):
             self.now += TICK

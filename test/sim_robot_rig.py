@@ -35,7 +35,7 @@ def picture(message):
 
 
 class Onlooker(Node):
-    """Keeps all that a robot publishes, and commands it."""
+    """Keeps everything that a robot publishes, and commands it."""
 
     def __init__(self, context, namespace):
         super().__init__('onlooker', context=context, namespace=namespace)
@@ -75,13 +75,13 @@ class Onlooker(Node):
             self.executor_.spin_once(timeout_sec=0.02)
 
     def pass_time(self, seconds):
-        """Spin for so long."""
+        """Spin for ``seconds``."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0.0:
             self.executor_.spin_once(timeout_sec=left)
 
     def next(self, topic, count=1):
-        """Return the next messages that arrive on a topic, of which some may be under way."""
+        """Return the next messages that arrive on a topic, some of which may already be in flight."""
         have = len(self.received[topic])
         self.wait(lambda: len(self.received[topic]) >= have + count)
         return self.received[topic][have:have + count]
@@ -105,7 +105,7 @@ class Onlooker(Node):
         self.stamped.publish(message)
 
     def drive(self, v, w, seconds):
-        """Command each picture's observation for so long, and return the ground truth meanwhile."""
+        """Answer each image with a command for ``seconds``; return the ground truth meanwhile."""
         have = len(self.received['sim/ground_truth'])
         end = time.monotonic() + seconds
         while time.monotonic() < end:
@@ -113,7 +113,7 @@ class Onlooker(Node):
         return self.received['sim/ground_truth'][have:]
 
     def report(self, task):
-        """Return the values of the next diagnostics of one part of the robot, which cover all until now."""
+        """Return the values of the next diagnostics of one part of the robot, which cover everything so far."""
         self.next('/diagnostics')
         message, = self.next('/diagnostics')
         status, = (status for status in message.status if status.name.endswith(task))
@@ -122,7 +122,7 @@ class Onlooker(Node):
 
 @contextmanager
 def robot(directory, remappings=None, **parameters):
-    """Run a robot in a namespace of its own; yield its process and an onlooker that sees its pictures."""
+    """Run a robot in its own namespace; yield its process and an onlooker that receives its images."""
     node = NodeDescription('sim_robot', 'worldmodel_ros', 'sim_robot', parameters={'allow_faults': True, **parameters},
                            remappings=remappings or {})
     namespace = f'robot{next(_numbers)}'

@@ -1,20 +1,20 @@
 """
-Makes this machine a slower one for a while, to see what the package does there.
+Slows this machine down for a while, to test the package on a slower one.
 
     python test/slow_host.py 1.7 -- make demo
 
-A process on each core, of a higher real-time priority than all that is measured, takes a share of every millisecond, so that
-what remains is a core that is slower by the factor, for everybody alike. The machine is as before when the command has ended,
-or --at-most seconds (then the command is interrupted, and the exit code is 124, as timeout's). It needs the permission for
+A process on each core, with a higher real-time priority than everything measured, takes a share of every millisecond, so that
+the rest is a core slower by the factor, for all programs alike. The machine recovers when the command ends,
+or after --at-most seconds (then the command is interrupted, and the exit code is 124, as timeout's). It needs permission for
 SCHED_FIFO, as root and after ``ulimit -r 99``.
 
-One difference to a machine that is slow: its share counts as real-time work, too, and Linux stops all real-time threads of a
-core for 50 ms in each second in which they want more than 95 % of it (kernel.sched_rt_runtime_us; ``dmesg`` says so once). With
-a factor of 1.7 that is so as soon as the nodes want 54 % of a core, and a stop or a command is then late by as much.
+Unlike on a slow machine, its share counts as real-time work, and Linux stops all real-time threads of a
+core for 50 ms in each second in which they want more than 95 % of it (kernel.sched_rt_runtime_us; ``dmesg`` reports it once).
+With a factor of 1.7 that happens once the nodes want 54 % of a core, and a stop or a command is then late by as much.
 
-``python test/slow_host.py 1.7`` alone measures: the matrix product by which the suite tells how fast a machine is
+``python test/slow_host.py 1.7`` alone measures the matrix product by which the suite judges the machine's speed
 (scenarios/speed.py), without and with it. On two cores of an AMD EPYC: 1.24 ms, and 2.18 to 2.21 with 1.7, which is 1.76 to
-1.77 times as much, since every millisecond costs two changes of process, too; next to other programs, 1.44 ms and 2.6 to 2.9.
+1.77 times as much, since every millisecond also costs two context switches; next to other programs, 1.44 ms and 2.6 to 2.9.
 """
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ import subprocess
 import sys
 from types import TracebackType
 
-PERIOD = 0.001   # s; short, so that nobody sees a core stand still
-PRIORITY = 45    # above the nodes (20 to 30), the observer (35), and who looks for a machine that stands still (40)
+PERIOD = 0.001   # s; short, so that no core appears to stand still
+PRIORITY = 45    # above the nodes (20 to 30), the observer (35), and the detector of a stalled machine (40)
 _TIMED_OUT = 124
-SLOWED = 'WORLDMODEL_SLOWED'  # of the command's environment: by how much its machine is slower than it was
+SLOWED = 'WORLDMODEL_SLOWED'  # in the command's environment: by how much its machine is slower
 
-# Ends with its parent even when that is killed, and at a given time even when that is stopped.
+# Ends with its parent even if that is killed, and at a given time even if that is stopped.
 _BURN = '''
 import os, sys, time
 parent, core, priority = (int(word) for word in sys.argv[1:4])
@@ -51,7 +51,7 @@ while os.getppid() == parent and now() < end:
 
 class SlowHost:
     """
-    Makes the cores that this process may use slower by a factor, while it is entered, and for ``at_most`` seconds.
+    Context manager that slows the cores of this process by a factor, for at most ``at_most`` seconds.
 
     :raises PermissionError: on entering, where SCHED_FIFO is not permitted.
     """
@@ -90,7 +90,7 @@ class SlowHost:
 def run(factor: float, command: list[str], at_most: float) -> int:
     """Run a command on a machine slower by ``factor``, for ``at_most`` seconds; return its exit code."""
     with SlowHost(factor, at_most + 30.0), subprocess.Popen(command, env={**os.environ, SLOWED: str(factor)}) as child:
-        # Ctrl-C reaches both; the command decides when it has ended.
+        # Ctrl-C reaches both; the command decides when it ends.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda number, frame: child.send_signal(number))
         try:
@@ -106,7 +106,7 @@ def run(factor: float, command: list[str], at_most: float) -> int:
 
 
 def measure(factor: float) -> None:
-    """Print how long the suite's matrix product takes without and with a machine slower by ``factor``."""
+    """Print the duration of the suite's matrix product, without and with a machine slower by ``factor``."""
     from scenarios.speed import as_the_nodes_run, product_seconds
     with as_the_nodes_run():
         before = product_seconds()
@@ -125,7 +125,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument('--at-most', type=float, default=300.0, metavar='S', help='seconds (default: %(default)s)')
     parser.epilog = 'After `--`: the command. Without one, the slowness is measured.'
     words = sys.argv[1:] if arguments is None else arguments
-    end = words.index('--') if '--' in words else len(words)  # argparse alone refuses options before it
+    end = words.index('--') if '--' in words else len(words)  # argparse itself would refuse options before it
     own, command = words[:end], words[end + 1:]
     options = parser.parse_args(own)
     try:

@@ -18,7 +18,7 @@ def small_model(seed: int = 0, preset: Preset = SMALL) -> WorldModel:
     torch.manual_seed(seed)
     model = WorldModel(preset)
     for parameter in model.parameters():
-        # Layers that start at zero would hide wrong wiring behind an identity.
+        # Zero-initialised layers would hide wrong wiring behind an identity.
         if not parameter.any():
             torch.nn.init.normal_(parameter, std=0.05)
     return model.eval().requires_grad_(False)

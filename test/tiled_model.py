@@ -24,7 +24,7 @@ def tiled_model(preset: Preset = TILED, seed: int = 0) -> WorldModel:
 
 
 def decided(model: WorldModel) -> WorldModel:
-    """With layers that change much, and attention to few keys: from freshly drawn weights, nearly all is a mean."""
+    """Strengthen the layers and sharpen attention: with freshly drawn weights, nearly everything is a mean."""
     with torch.no_grad():
         for block in model.dit.blocks:
             block.modulation.weight.mul_(8.0)
@@ -33,30 +33,30 @@ def decided(model: WorldModel) -> WorldModel:
 
 
 class DenseTiles:
-    """``TileAttention`` with the keys and values of all frames in one tensor, and a mask between tokens that is made from
-    what the preset says about a tile and its neighbourhood."""
+    """``TileAttention`` with the keys and values of all frames in one tensor, and a token mask made from the preset's tiles and
+    neighbourhoods."""
 
     def __init__(self, dit: DiT):
         self.preset, (_, rows, columns) = dit.preset, dit.preset.tile
         row, column = np.divmod(dit.order.cpu().numpy(), self.preset.grid[1])
         self.place = np.stack([row // rows, column // columns], 1)  # of each token's tile in the plane
-        self.seen = np.zeros(0, np.int64)  # frames that were committed, and their keys and values in each cache layer
+        self.seen = np.zeros(0, np.int64)  # committed frames, and their keys and values in each cache layer
         self.k: dict[int, Tensor] = {}
         self.v: dict[int, Tensor] = {}
 
     def begin(self, times: np.ndarray, commit: bool) -> None:
-        """What comes next is a pass over frames at ``times``."""
+        """Begin a pass over frames at ``times``."""
         frames, window = self.preset.tile[0], self.preset.window_frames
         slab = self.seen // frames
         self.visible = ((slab + 1) * frames > times[0] - window) | (slab < self.preset.sink_slabs)
-        # A chunk is as many slabs as it has tiles, behind the newest one.
+        # A chunk has as many slabs as it fills tiles, behind the newest one.
         own = times // frames if commit else slab.max() + 1 + np.arange(len(times)) // frames
         self.slabs = np.concatenate([slab, own])
         self.times, self.commit = times, commit
         self.rotary = torch.from_numpy(rotary_angles(self.preset, times)).flatten(1, 2)
 
     def end(self) -> None:
-        """The pass is over; what was committed stays."""
+        """End the pass; keep what was committed."""
         if self.commit:
             self.seen = np.concatenate([self.seen, self.times])
 
@@ -75,7 +75,7 @@ class DenseTiles:
         return out[0].transpose(0, 1).reshape(1, len(self.times), self.preset.tokens, -1)
 
     def _mask(self, slabs: int, rows: int, columns: int) -> Tensor:
-        """Which token of the pass sees which of all, bool."""
+        """Return which token of the pass sees which of all, bool."""
         visible = np.concatenate([self.visible, np.ones(len(self.times), bool)])
         there = self.slabs[visible]
         own = self.slabs[-len(self.times):]
@@ -88,6 +88,6 @@ class DenseTiles:
 
 
 def _near(own: np.ndarray, others: np.ndarray, size: int, first: int, last: int) -> np.ndarray:
-    """bool (own, others): whether it is in the ``size`` (0: all) around, moved into ``first`` to ``last``."""
+    """Return bool (own, others): whether it is in the ``size`` (0: all) around, shifted into ``first`` to ``last``."""
     low = np.clip(own - size // 2, first, max(first, last - size + 1))[:, None]
     return (others >= low) & (others < low + size) if size else np.ones((len(own), len(others)), bool)

@@ -1,4 +1,4 @@
-"""A back end whose networks take the time that a test chooses, on a clock that need not be real; sessions are real."""
+"""A back end whose networks take times chosen by a test, on a clock that need not be real; sessions are real."""
 from __future__ import annotations
 
 import itertools
@@ -20,7 +20,7 @@ COSTS = {'encode': 0.002, 'commit': 0.003, 'policy': 0.001, 'denoise': 0.006, 'o
 
 
 class TimedBackend(Backend):
-    """``costs`` [s] of a network for one session; each one more in a batch adds ``share`` of them."""
+    """``costs`` [s] of a network for one session; each additional one in a batch adds ``share`` of them."""
 
     name = 'timed'
 
@@ -34,7 +34,7 @@ class TimedBackend(Backend):
         self.plan = 0.25
 
     def fill(self, table: StepTable) -> None:
-        """What a calibration would measure."""
+        """Fill the table as a calibration would."""
         parts = {'observe': ('encode', 'commit', 'policy'), 'denoise': ('denoise', 'outcomes'), 'commit': ('commit',),
                  'policy': ('policy',),
                  'decode': ('decode',)}
@@ -64,7 +64,7 @@ class TimedBackend(Backend):
         return np.stack(arrays)
 
     def _encode(self, frame, state):
-        # The latent tells which frame it is of.
+        # The latent identifies its frame.
         latents = np.full((*self.preset.latent_size, self.preset.latent_channels), frame.mean(), np.float32)
         return latents, np.zeros(1, np.float32)
 
@@ -99,7 +99,7 @@ class Listener:
 
 
 class Rig:
-    """A service on virtual time, driven by hand: what costs nothing here is not in the numbers."""
+    """A service on a virtual clock, advanced by hand: work without a cost does not affect the times."""
 
     def __init__(self, costs=None, sizes=(1,), smaller=None, sessions=8, share=0.1, **settings):
         self.clock = FakeClock()
@@ -124,7 +124,7 @@ class Rig:
         self.service.tick(session, Tick(image, due=self.clock.now + budget, sequence=sequence, **values))
 
     def run(self, seconds):
-        """Lets so much time pass."""
+        """Let ``seconds`` pass."""
         until = self.clock.now + seconds
         while self.clock.now < until:
             patience = self.service.step()
@@ -132,6 +132,6 @@ class Rig:
                 self.clock.now = min(until, self.clock.now + (until if patience is None else max(patience, 1e-6)))
 
     def settle(self):
-        """Does all that there is to be done now."""
+        """Do everything that can be done now."""
         while self.service.step() == 0.0:
             pass

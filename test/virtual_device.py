@@ -1,4 +1,4 @@
-"""A device on virtual time under a real Scheduler, and step times that are easy to add up."""
+"""A device on a virtual clock under a real Scheduler, and step times that are easy to add up."""
 from __future__ import annotations
 
 import heapq
@@ -16,7 +16,7 @@ BRANCH = {Tier.TWO_STEP: (FIRST, SECOND, DECODE)}
 
 def table(tail: float = 0.0, **other: dict[int, float]) -> StepTable:
     """
-    Times in ms by batch size: a pass of the big model takes 4 ms alone and 7 for four, one of the small model 1 and
+    Return times in ms by batch size: a pass of the big model takes 4 ms alone and 7 for four, one of the small model 1 and
     1.6; the high quantile is ``tail`` ms more. ``other``: instead of those, by network, with '_' for '/'.
     """
     big, small = {1: 4.0, 2: 5.0, 4: 7.0}, {1: 1.0, 2: 1.2, 4: 1.6}
@@ -28,19 +28,19 @@ def table(tail: float = 0.0, **other: dict[int, float]) -> StepTable:
 
 
 def tick(session: str, sequence: int = 1, at: float = 0.0, budget: float = 35 * MS, routes=None) -> Request:
-    """A tick that arrives at ``at`` and has ``budget`` [s]."""
+    """Return a tick that arrives at ``at`` and has ``budget`` [s]."""
     return Request((session, sequence), session, sequence, Kind.TICK, at, at + budget, routes or ROUTES)
 
 
 def branch(name: str, at: float = 0.0, budget: float = 1.0, routes=None, kind: Kind = Kind.WHAT_IF) -> Request:
-    """A branch of a what-if question, or idle work."""
+    """Return a branch of a what-if question, or idle work."""
     return Request(name, 'asker', 0, kind, at, at + budget, routes or BRANCH)
 
 
 class VirtualDevice:
     """
-    Runs what a scheduler tells, in virtual time. ``duration(batch)`` [s]: how long a batch really takes; without it,
-    what the step table says is typical.
+    Runs a scheduler's batches on a virtual clock. ``duration(batch)`` [s]: how long a batch really takes; without it,
+    the step table's typical time.
     """
 
     def __init__(self, scheduler: Scheduler, duration: Callable[[Batch], float] | None = None) -> None:
@@ -53,7 +53,7 @@ class VirtualDevice:
         self._busy: tuple[float, Batch] | None = None
 
     def submit(self, request: Request) -> Admission:
-        """Submit a request at the present time, and begin it if the device is free."""
+        """Submit a request now, and begin it if the device is free."""
         self.admissions[request.id] = self.scheduler.submit(request, self.now)
         self._collect()
         self.begin()
@@ -94,21 +94,21 @@ class VirtualDevice:
         return batch
 
     def finish(self) -> None:
-        """Let the batch that runs finish."""
+        """Finish the running batch."""
         self.now, batch = max(self.now, self._busy[0]), self._busy[1]
         self._busy = None
         self.scheduler.finished(batch, self.now)
         self._collect()
 
     def fail(self, reason: str = 'broken') -> None:
-        """Let the batch that runs fail."""
+        """Fail the running batch."""
         self.now, batch = max(self.now, self._busy[0]), self._busy[1]
         self._busy = None
         self.scheduler.failed(batch, self.now, reason)
         self._collect()
 
     def units(self, request_id: object) -> list[Unit]:
-        """The units of a request that were begun, in order."""
+        """Return the units of a request that were begun, in order."""
         return [entry.unit for batch in self.batches for entry in batch.entries if entry.request.id == request_id]
 
     def _collect(self) -> None:

@@ -1,4 +1,4 @@
-"""One of several processes of a tiny Wan network: saves what it got, divided in each of KINDS of ways.
+"""One of several processes of a tiny Wan network: saves its outputs, divided in each of the ways in KINDS.
 
     python wan_process.py FOLDER RANK COUNT [PORT]; the first prints the port that the others take
 """
@@ -29,8 +29,8 @@ KINDS = {  # how the network is divided, and the precision of its layers and pag
 
 @torch.inference_mode()
 def chunks(precision, group=None, count=4):
-    """Latents of chunks, of a branch, and of a sequence that goes on from what was saved, with a window that rolls and sinks
-    that are moved."""
+    """Return latents of chunks, of a branch, and of a sequence resumed from a saved one, with a rolling window and moved
+    sinks."""
     layers = torch.float32 if precision is Precision.FP32 else torch.bfloat16
     part = {'part': tensor_share(CONFIG, group.rank, group.count)} if isinstance(group, TensorParallel) else {}
     dit = build(CONFIG, tiny.Drawn(), layers=layers, **part)
@@ -54,7 +54,7 @@ def chunks(precision, group=None, count=4):
 
 
 def sums(link):
-    """Of messages of the passes and of messages in the background, which the processes begin in different order."""
+    """Sum with the messages of the passes and those of the background, which the processes begin in different order."""
     links, found = (link, link.background()), [None, None]
 
     def add(kind):
@@ -69,7 +69,7 @@ def sums(link):
 
 
 if __name__ == '__main__':
-    gc.freeze()  # what was imported stays: to look for garbage in it as the process ends took 0.3 s
+    gc.freeze()  # imports stay: scanning them for garbage at exit took 0.3 s
     torch.set_num_threads(1)
     folder, rank, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     if rank == 0:
@@ -82,4 +82,4 @@ if __name__ == '__main__':
     for kind, precision in KINDS.items():
         group = TensorParallel(link) if kind.startswith('tensor') else SequenceParallel(link, kind == 'sequence-fp8')
         torch.save(chunks(precision, group), folder / f'{kind}.{rank}.pt')
-    Link.leave().result()  # else threads of its messages may outlive the interpreter, which ends that by abort()
+    Link.leave().result()  # else message threads may outlive the interpreter, which then aborts

@@ -1,6 +1,6 @@
-"""A network of the Wan family that is small enough for a test, with weights and inputs that any program can make again.
+"""A network of the Wan family small enough for a test, with weights and inputs that any program can reproduce.
 
-All numbers come from NumPy's frozen Mersenne Twister, each tensor's by its name: what made the fixtures of
+All numbers come from NumPy's frozen Mersenne Twister, each tensor's by its name: the program that made the fixtures of
 ``test/fixtures/wan`` (tools/wan_reference.py) drew the same.
 """
 import zlib
@@ -14,13 +14,13 @@ HEADS, HEAD_DIM, LAYERS, FFN, TEXT_WIDTH, TEXT_TOKENS, TEXT_ROWS = 2, 128, 3, 51
 
 
 def draw(name, *shape, scale=1.0):
-    """float32 numbers that belong to a name."""
+    """Return float32 numbers determined by a name."""
     numbers = np.random.RandomState(zlib.crc32(name.encode())).standard_normal(shape)
     return torch.from_numpy((scale * numbers).astype(np.float32))
 
 
 def weight(name, shape):
-    """A tensor of a checkpoint: nothing is zero or one, since either would hide a mistake."""
+    """Return a tensor of a checkpoint, without zeros or ones, since either would hide a mistake."""
     if len(shape) > 1 and not name.endswith('modulation'):
         return draw(name, *shape, scale=1.0 / np.sqrt(np.prod(shape[1:])))
     if 'norm' in name and name.endswith('weight'):
@@ -41,7 +41,7 @@ def text():
 
 
 def noise(chunk, frames):
-    """Of each step of a chunk."""
+    """Return the noise of each step of a chunk."""
     return lambda step: draw(f'noise {chunk} {step}', 16, frames, *LATENT)
 
 
@@ -50,7 +50,7 @@ def condition(chunk, frames):
 
 
 def poses(frames):
-    """A camera that turns and moves, (frames, 4, 4), float64."""
+    """Return the poses of a camera that turns and moves, (frames, 4, 4), float64."""
     out = np.tile(np.eye(4), (frames, 1, 1))
     for at in range(frames):
         yaw, pitch = 0.07 * at, 0.2 * np.sin(0.4 * at)

@@ -1,4 +1,4 @@
-"""Runs a world model node with an engine of the test's own, plays its camera and robot, and listens to it."""
+"""Runs a world model node with the test's own engine, plays its camera and robot, and listens to it."""
 import contextlib
 import gc
 import os
@@ -35,7 +35,7 @@ NS = 1_000_000_000
 DEADLINE = 20.0  # s, for anything to happen on a busy machine
 TRANSITIONS = {'configure': Transition.TRANSITION_CONFIGURE, 'activate': Transition.TRANSITION_ACTIVATE,
                'deactivate': Transition.TRANSITION_DEACTIVATE, 'cleanup': Transition.TRANSITION_CLEANUP}
-# Tiers that move the robot: which of them depends on what else the machine does.
+# Tiers that move the robot; which one depends on the machine's load.
 MOTION = (ActionChunk.TIER_TWO_STEP, ActionChunk.TIER_ONE_STEP, ActionChunk.TIER_PLAN_ONLY,
           ActionChunk.TIER_LAST_PLAN)
 # The shares of the tiny model on one core.
@@ -56,7 +56,7 @@ class Spinning:
         while self.running:
             try:
                 self.executor.spin_once(timeout_sec=0.05)
-            except Exception:  # ends no node: nodes/common/spin.py
+            except Exception:  # does not end the node: nodes/common/spin.py
                 traceback.print_exc()
 
     def close(self):
@@ -71,11 +71,11 @@ class Rig:
     """
     Messages of the node are kept in ``received[topic]``, each with the steady time of its arrival.
 
-    Deeper queues than a robot's, so that no message can hide behind a later one.
+    Queues are deeper than a robot's, so that later messages do not replace earlier ones.
     """
 
     def __init__(self, load_engine=None, namespace='', load_forecast=None, **parameters):
-        # A node collects garbage when it is activated: not the whole session's each time, which takes half a second.
+        # A node collects garbage when activated; freezing spares it the session's objects, which take half a second.
         gc.freeze()
         self.context = Context()
         rclpy.init(context=self.context)
@@ -111,7 +111,7 @@ class Rig:
         rclpy.shutdown(context=self.context)
 
     def forget(self, subscription):
-        """Hear no more of a subscription of the tester."""
+        """Drop one of the tester's subscriptions."""
         on_its_thread(self.spinning[1].executor, self.tester.destroy_subscription, subscription)
 
     def call(self, kind, name, request, timeout=DEADLINE):
@@ -124,7 +124,7 @@ class Rig:
         return future.result()
 
     def change(self, *transitions, timeout=DEADLINE):
-        """Take lifecycle transitions, each within ``timeout`` s; return whether all succeeded."""
+        """Perform lifecycle transitions, each within ``timeout`` s; return whether all succeeded."""
         succeeded = []
         for name in transitions:
             request = ChangeState.Request(transition=Transition(id=TRANSITIONS[name]))
@@ -150,7 +150,7 @@ class Rig:
         wait_for(lambda: self.subject._goal == goal, f'the goal {goal}')
 
     def image(self, stamp=None, value=None, size=(64, 64), encoding='rgb8'):
-        """Return an image that differs from the last one, unless ``value`` says what is in it."""
+        """Return an image that differs from the last one, unless ``value`` sets its content."""
         self.value = (self.value + 1) % 256 if value is None else value
         height, width = size
         message = Image(height=height, width=width, encoding=encoding, step=width * 3,
@@ -168,7 +168,7 @@ class Rig:
         return self.tester.get_clock().now().nanoseconds
 
     def film(self, seconds, rate=10.0, publish=None):
-        """Be a camera for so long; ``publish`` sends one image."""
+        """Act as a camera for ``seconds``; ``publish`` sends one image."""
         publish = publish or (lambda: self.images.publish(self.image()))
         start = time.monotonic()
         for k in range(round(seconds * rate)):
@@ -193,7 +193,7 @@ class Rig:
 
 
 def wait_for(condition, what, timeout=DEADLINE):
-    """Wait for a condition; fail with ``what`` it was."""
+    """Wait for a condition; fail with ``what`` was awaited."""
     end = time.monotonic() + timeout
     while time.monotonic() < end:
         if value := condition():
@@ -204,7 +204,7 @@ def wait_for(condition, what, timeout=DEADLINE):
 
 @contextlib.contextmanager
 def rig(*transitions, goal='', load_engine=None, namespace='', patience=DEADLINE, **parameters):
-    """Run a node to the end of the block; after ``transitions``, within ``patience`` s each, with a goal if there is one."""
+    """Run a node until the end of the block; after ``transitions``, within ``patience`` s each, with a goal if given."""
     subject = Rig(load_engine, namespace, **parameters)
     try:
         assert subject.change(*transitions, timeout=patience)
