@@ -2,6 +2,7 @@
 import shutil
 import sqlite3
 import tracemalloc
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -15,6 +16,7 @@ from rosbags.rosbag2 import StoragePlugin, Writer
 from worldmodel_ros.bags.mcap_records import read_records
 from worldmodel_ros.bags.problems import BagError, MessageError
 from worldmodel_ros.bags.source import open_bag
+from worldmodel_ros.bags.storage import _Position
 
 STORAGES = ('mcap', 'sqlite3')
 
@@ -191,6 +193,16 @@ def test_a_damaged_page_costs_its_own_messages_only(drive, tmp_path):
     assert problems == ['damaged']
     assert 0.7 * len(complete) < len(found)
     assert found[-1] == complete[-1]
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from('ab')), max_size=12), st.integers(0, 12))
+def test_another_reader_goes_on_where_the_first_one_ended(stamps, read):
+    messages = [(SimpleNamespace(topic=topic), time, bytes([number]))
+                for number, (time, topic) in enumerate(sorted(stamps, key=lambda stamp: stamp[0]))]
+    position = _Position()
+    for message in messages[:read]:
+        position.passed(message)
+    assert list(position.skip_passed(iter(messages))) == messages[read:]
 
 
 @pytest.mark.parametrize('storage', STORAGES)

@@ -684,6 +684,8 @@ def test_wheel_readings_are_brought_to_the_moment_of_a_frame():
     pose, twist = readings.at(round(1.1 * NS))  # later ones are of another moment
     assert pose[0] == pytest.approx(0.04)
     assert readings.at(round(1.6 * NS)) is None
+    assert readings.add(Reading(round(1.2 * NS), (0.08, 0.0, 0.0), (0.4, 0.0)))  # published twice
+    assert readings.at(round(1.23 * NS))[1] == pytest.approx([0.45, 0.0])
     assert not readings.add(Reading(2 * NS, (math.nan, 0.0, 0.0), (0.0, 0.0)))
 
 

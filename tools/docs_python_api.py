@@ -99,7 +99,7 @@ def packages(module: griffe.Module) -> Iterator[griffe.Module]:
     yield module
     for member in module.members.values():
         if not member.is_alias and member.is_module and member.is_init_module and is_public(member.name):
-            if member.path not in (f'{module.path}.msg', f'{module.path}.srv'):
+            if member.path not in (f'{module.path}.msg', f'{module.path}.srv', f'{module.path}.action'):
                 yield from packages(member)
 
 

@@ -44,7 +44,7 @@ def page_of(path: str) -> str:
         return ROOT_PAGES[path]
     if path.startswith('docs/'):
         return path.removeprefix('docs/')
-    if re.fullmatch(r'(msg|srv)/\w+\.(msg|srv)', path):
+    if re.fullmatch(r'(msg|srv|action)/\w+\.(msg|srv|action)', path):
         return f'reference/interfaces.md#{Path(path).stem.lower()}'
     if path.startswith('config/') and Path(path).suffix in LANGUAGES:
         return f'reference/configuration.md#{anchor(path)}'

@@ -163,6 +163,7 @@ class _Position:
             if time > self._time:
                 yield message
             elif time == self._time:
-                if self._at_time[connection.topic] == 0:
+                if self._at_time[connection.topic]:
+                    self._at_time[connection.topic] -= 1
+                else:
                     yield message
-                self._at_time[connection.topic] -= 1

@@ -14,12 +14,13 @@ from worldmodel_ros.bags.problems import BagError, MessageError
 from worldmodel_ros.bags.source import Bag, open_bag
 from worldmodel_ros.inputs.camera import CameraError, Lens
 from worldmodel_ros.inputs.images import ImageError, read as read_image
+from worldmodel_ros.inputs.odometry import yaw_of
 from worldmodel_ros.model.presets import TINY
+from worldmodel_ros.motion import MOTOR_LAG
 from . import vision
 from .response import CannotTell, Estimate, Response, fit, increments
 
 NS = 1_000_000_000
-MOTOR_LAG = 0.03         # s, of motion.py, which predicts how the robot moves: command_delay_s comes before it
 _OTHER_CLOCK = 1.0       # s, from stamp to receipt, from which on a stamp is of another clock
 _MOST_IMAGES = 1500      # to keep; of a longer recording, the first ones
 _ODOMETRY = 'nav_msgs/msg/Odometry'
@@ -204,8 +205,8 @@ def _stamp(message: Any) -> float:
 
 
 def _pose(message: Any) -> tuple[float, float, float]:
-    at, q = message.pose.pose.position, message.pose.pose.orientation
-    return at.x, at.y, float(np.arctan2(2.0 * (q.w * q.z + q.x * q.y), 1.0 - 2.0 * (q.y * q.y + q.z * q.z)))
+    at = message.pose.pose.position
+    return at.x, at.y, yaw_of(message.pose.pose.orientation)
 
 
 def _times(stamps: list[tuple[float, float]]) -> np.ndarray:

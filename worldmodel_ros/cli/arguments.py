@@ -9,6 +9,7 @@ from worldmodel_ros.bringup.defaults import ACTIVATION_TIMEOUT
 
 TASKS = ('street', 'intercept', 'recall', 'rooms', 'follow', 'second_ball', 'avoid_red', 'pass_behind')
 GOALS = ('red', 'green', 'blue', 'yellow')
+LAST_DOMAIN = 232  # whose ports are below 65536
 
 
 def positive(text: str) -> float:
@@ -85,10 +86,10 @@ def add_topics(parser: argparse.ArgumentParser, *names: str) -> None:
 
 
 def domain_id() -> int | None:
-    """Return the ROS domain in ROS_DOMAIN_ID, or None; exit the program if it is not a number."""
+    """Return the ROS domain in ROS_DOMAIN_ID, or None; exit the program if it is none."""
     text = os.environ.get('ROS_DOMAIN_ID', '')
     if not text:
         return None
-    if not text.isdecimal():
-        raise SystemExit(f'ROS_DOMAIN_ID is {text!r}: set it to a number from 0 to 101, or unset it')
+    if not text.isdecimal() or int(text) > LAST_DOMAIN:
+        raise SystemExit(f'ROS_DOMAIN_ID is {text!r}: set it to a number from 0 to {LAST_DOMAIN}, or unset it')
     return int(text)

@@ -14,7 +14,8 @@ class Future:
     """An imagined chunk of T frames under ``actions`` (T, A), SI units.
 
     latents (T, h, w, Z); collision_risk (T,) in [0, 1], probability of a contact within each step; progress, per goal,
-    the expected decrease (m) of the distance to it over the whole chunk; frames uint8 (T, H, W, 3) once decoded.
+    the expected decrease (m) of the distance to it, over whole chunks, also where ``actions`` end
+    within one; frames uint8 (T, H, W, 3) once decoded.
     """
 
     actions: np.ndarray

@@ -97,7 +97,8 @@ def run_pieces(pieces: Iterator[None], on_host: bool, call: Call, patience: floa
 
 
 def wait(promise: Promise, patience: float) -> Any:
-    """Return the result of a call on the engine's thread. Raises SessionFileError after ``patience`` s."""
+    """Return the result of a call on the engine's thread. Raises SessionFileError after ``patience`` s, and
+    CancelledError if the thread is stopped."""
     try:
         return promise.result(patience)
     except TimeUp:

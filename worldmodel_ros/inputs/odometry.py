@@ -52,8 +52,10 @@ class WheelReadings:
         if not all(map(math.isfinite, (*reading.pose, *reading.twist))):
             return False
         with self._lock:
-            if self._kept and reading.stamp <= self._kept[-1].stamp:
-                self._kept.clear()  # time was set back, or the odometry was reset
+            if self._kept and reading.stamp == self._kept[-1].stamp:
+                self._kept.pop()  # published twice
+            elif self._kept and reading.stamp < self._kept[-1].stamp:
+                self._kept.clear()  # time was set back, or the odometry has started again
             self._kept.append(reading)
         return True
 

@@ -184,13 +184,13 @@ class SceneForecast(nn.Module):
 
     def __init__(self, preset: Preset) -> None:
         super().__init__()
-        d, channels, grid = preset.width, 4 * preset.vae_width, preset.grid[0]
+        d, channels = preset.width, 4 * preset.vae_width
         self.preset, self.per_frame = preset, preset.tokens + QUERIES
         self.pairs = (preset.head_dim - 3 * _points(preset.head_dim)) // 2
         self.encoder = Encoder(preset)
         del self.encoder.out  # used for latents only
         self.detail = nn.Conv2d(channels, d, preset.patch, stride=preset.patch)
-        self.at = nn.Parameter(torch.randn(grid * grid, d) * 0.02)
+        self.at = nn.Parameter(torch.randn(preset.tokens, d) * 0.02)
         self.motion = nn.Sequential(nn.Linear(4, d), nn.SiLU(), nn.Linear(d, d))
         self.query = nn.Parameter(torch.randn(QUERIES, d) * 0.02)
         self.again = nn.Parameter(torch.randn(QUERIES, d) * 0.02)
@@ -276,7 +276,7 @@ class SceneForecast(nn.Module):
         looks = self.detail(F.silu(self.encoder.mix(features.flatten(0, 1), before.flatten(0, 1))))
         looks = looks.flatten(2).transpose(1, 2).unflatten(0, (b, t)) + self.at
         frame = torch.arange(t, device=images.device).repeat_interleave(own)
-        poses = odometry(measured)
+        poses = odometry(measured, self.preset.step_period)
         poses = torch.cat([poses[..., :2] - poses[:, -1:, :2], poses[..., 2:]], -1)  # small numbers, for bfloat16
         places = Places.of(poses[:, frame], frame.expand(b, -1), self.pairs)
         slot = (torch.arange(t * own, device=images.device) % own) >= tokens

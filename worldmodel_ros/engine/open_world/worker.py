@@ -15,12 +15,14 @@ import numpy as np
 from ...cache.pool import OutOfPages
 from ...model.wan import camera
 from ..session_folder import SessionFileError, SessionFolder
+from ..session_transfer import wait
 from ..what_if import Answer, Question, QuestionError
 from .ladder import Ladder, Rung
 from .session import WorldSession
 from .world import FPS, OpenWorld
 
 _LONGEST = 240  # images of a branch, 15 s
+_PATIENCE = 60.0  # s for a session to be written or read, at least: a chunk in progress may take seconds
 _EARLY, _LATE = 0.75, 2.5  # periods after the previous image: an earlier one is skipped, a later one begins a new session
 _BEHIND = 3  # chunks of waiting images from which the newest begins a new session, as this machine cannot keep up
 PERIOD = 1.0 / FPS
@@ -132,19 +134,20 @@ class WorldWorker:
         return self._do(lambda: self._answer(question))
 
     def save(self, folder: SessionFolder, name: str, patience: float) -> str:
-        """Write the session to a file; return a report of size and time. Raises SessionFileError."""
+        """Write the session to a file; return a report of size and time. Raises SessionFileError, and
+        CancelledError if the worker is stopped."""
         def content() -> bytes:
             if self._session is None or self._root is None:
                 raise SessionFileError('no image has been seen yet')
             return self._session.save()
         start = time.monotonic()
-        written = self._do(content).result(max(patience, 60.0))
+        written = wait(self._do(content), max(patience, _PATIENCE))
         size = folder.save(name, len(written), lambda file: file.write(written))
         return f'{size} bytes in {time.monotonic() - start:.2f} s'
 
     def load(self, folder: SessionFolder, name: str, patience: float) -> str:
         """Replace the session by one from a file, and continue from it as long as only images are observed. Raises
-        SessionFileError."""
+        SessionFileError, after which the session may start over with the next image, and CancelledError if the worker is stopped."""
         if not self._observes:
             raise SessionFileError('each image begins a session of its own here: set world_observes to go on from a session')
 
@@ -158,7 +161,7 @@ class WorldWorker:
             with self._wake:
                 self._waiting.clear()
         start = time.monotonic()
-        self._do(adopt).result(max(patience, 60.0))
+        wait(self._do(adopt), max(patience, _PATIENCE))
         return f'in {time.monotonic() - start:.2f} s'
 
     def _do(self, call: Callable[[], Any]) -> Promise:
