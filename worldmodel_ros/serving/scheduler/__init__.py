@@ -1,7 +1,7 @@
 """
 Decides which batch runs next and what is promised on arrival: earliest deadline first, with admission and tiers.
 
-A state machine on the time that is passed in; it imports no networks and starts no threads.
+A state machine on the time passed in; it imports no networks and starts no threads.
 """
 from .scheduler import Scheduler
 from .settings import EDF, EDF_LADDER, FIFO, Policy, Settings

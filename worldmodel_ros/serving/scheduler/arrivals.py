@@ -1,4 +1,4 @@
-"""When the next ticks are expected: what background work must be out of the way for, and where there is room."""
+"""When the next ticks are expected: background work must be done by then, and new robots go into the widest gap."""
 from __future__ import annotations
 
 import heapq
@@ -19,20 +19,20 @@ class Arrivals:
         self._at[session] = at
         self._order += 1
         heapq.heappush(self._heap, (at, self._order, session))
-        if len(self._heap) > 2 * len(self._at) + 16:  # most of it is of the past: nothing was asked for a while
+        if len(self._heap) > 2 * len(self._at) + 16:  # mostly stale entries: ``next`` was not called for a while
             self._heap = [entry for entry in self._heap if self._at.get(entry[2]) == entry[0]]
             heapq.heapify(self._heap)
 
     def forget(self, session: Hashable) -> None:
-        """The tick has come, or is not expected any more."""
+        """Drop a session's tick: it has come, or is no longer expected."""
         self._at.pop(session, None)
 
     def of(self, session: Hashable) -> float | None:
-        """Return when the next tick of a session is expected; None: it is not."""
+        """Return when the next tick of a session is expected, or None if it is not."""
         return self._at.get(session)
 
     def next(self, now: float, overdue: float) -> float | None:
-        """Return the earliest expected tick; one that has not come for ``overdue`` [s] is not waited for any more."""
+        """Return the time of the earliest expected tick; one that is late by ``overdue`` [s] is dropped."""
         while self._heap:
             at, _, session = self._heap[0]
             if self._at.get(session) == at:

@@ -1,4 +1,4 @@
-"""Requests on their way: where each stands, and the queues they wait in."""
+"""Open requests: the position of each on its route, and the queues they wait in."""
 from __future__ import annotations
 
 from bisect import bisect_left, insort
@@ -16,11 +16,11 @@ class Job:
     """
     An open request.
 
-    ``position`` is the index of the unit that is next or, if ``flying``, on the device. ``limit``: by when it is to be done
+    ``position`` is the index of the next unit or, if ``flying``, of the one on the device. ``limit``: by when it must be done
     [s], infinite where nothing depends on it. ``key`` orders it within queues; ``labels`` and ``rest`` are, by position, the
     name of the queue and the typical time of the units after it [s]; ``work`` is that of the whole route. ``follower``:
     the next tick of the session, which begins when this one has ended. ``headroom``: whether a better tier would have
-    fitted with room to spare. ``postponed``: by how much its deadline is, as its robot has used more than its share [s].
+    fitted with room to spare. ``postponed``: by how much its deadline is postponed for its robot's overused share [s].
     """
 
     __slots__ = (
@@ -67,16 +67,16 @@ class Job:
 
     @property
     def account(self) -> Hashable:
-        """Whose share of the device's time it is served from."""
+        """The account whose share of the device's time it is served from."""
         return self.request.session if self.request.account is None else self.request.account
 
     @property
     def begun(self) -> int:
-        """Units that are done or on the device."""
+        """Number of units that are done or on the device."""
         return self.position + self.flying
 
 
-# A place in a queue: key, order of submission, the job, and its position there. The first two decide.
+# A place in a queue: key, order of submission, job, position on its route. The first two determine the order.
 Place = tuple[float, int, Job, int]
 Queues = dict[str, list[Place]]
 

@@ -1,4 +1,4 @@
-"""Which batches come next: drawn one by one from the queues, or all of them, ahead of time, as a plan."""
+"""Which batches come next: drawn one by one from the queues, or all in advance as a plan."""
 from __future__ import annotations
 
 from collections import deque
@@ -10,15 +10,15 @@ from .overruns import Overruns
 from .settings import Settings
 from .step_table import Curve, StepTable
 
-ROUNDING = 1e-9  # s, of sums of times
-GAIN = 1.02  # so much more work per second must a larger batch do; one that saves nothing only delays its head
+ROUNDING = 1e-9  # s, rounding error of sums of times
+GAIN = 1.02  # by how much a larger batch must raise the work per second; otherwise it only delays its head
 
 
 @dataclass(frozen=True)
 class Device:
     """
-    When the device is free: ``at`` [s], typically, and up to ``tail`` [s] later. ``flying``: the ticks in the
-    batch that it works on.
+    When the device is free: typically ``at`` [s], and up to ``tail`` [s] later. ``flying``: the ticks in its current
+    batch.
     """
 
     at: float
@@ -29,7 +29,7 @@ class Device:
 class Planned:
     """
     A batch of a plan: its places, when it begins and ends [s] if it and all before it take their typical times, and
-    by how much everything from it on can be delayed before a limit is broken [s].
+    by how much it and all after it can be delayed before a limit is broken [s].
     """
 
     __slots__ = ('begin', 'end', 'places', 'slack')
@@ -42,8 +42,8 @@ class Plan:
     """
     All batches to come, in order, and when each job is done: expected, and at the latest.
 
-    If every batch takes its typical time, except one that takes its high quantile, every job is done by the latter;
-    and if all of them together take as much longer than that as such runs of batches have done of late.
+    Every job is done by the latter if every batch takes its typical time except one that takes its high quantile, or if
+    all of them together exceed their typical times by as much as recent runs of as many batches did.
     """
 
     def __init__(self) -> None:
@@ -51,11 +51,11 @@ class Plan:
         self.ends: dict[Job, tuple[float, float]] = {}
 
     def late(self) -> list[Job]:
-        """Jobs that would be done after their limits, by when they would be."""
+        """Return the jobs that would be done after their limits, in order of their ends."""
         return [job for job, (_, promised) in self.ends.items() if promised > job.limit + ROUNDING]
 
     def close(self) -> None:
-        """Work out the slacks."""
+        """Compute the slacks."""
         slack = inf
         for planned in reversed(self.batches):
             for _, _, job, position in planned.places:
@@ -66,15 +66,15 @@ class Plan:
 
 class Planner:
     """
-    Draws batches from queues: from the one whose head is the most urgent, in the order of urgency, the number that
-    does most work per second among those that make nothing late which would be in time without.
+    Draws batches from queues: from the one with the most urgent head, in order of urgency. The size is the one that does
+    the most work per second without making anything late that would otherwise be in time.
     """
 
     def __init__(self, table: StepTable, settings: Settings, overruns: Overruns) -> None:
         self._table, self._settings, self._overruns = table, settings, overruns
 
     def plan(self, queues: Queues, device: Device) -> Plan:
-        """Plan everything in ``queues``, which are left as they are, and what follows it."""
+        """Plan everything in ``queues``, which are not modified, and what follows it."""
         queues = {label: queue.copy() for label, queue in queues.items()}
         plan, now, tail = Plan(), device.at, device.tail
         for job in device.flying:
@@ -89,17 +89,17 @@ class Planner:
         return plan
 
     def spread(self, plan: Plan) -> float:
-        """By which part of its time a whole plan may take longer, by what such runs of batches have done of late."""
+        """Return the fraction by which a whole plan may take longer, by recent runs of as many batches."""
         return self._overruns.after(len(plan.batches))
 
     def likely(self, batches: int) -> float:
-        """By which part of its time a run of so many batches takes longer in one case of five; infinite if not known."""
+        """Return the fraction by which one run of ``batches`` in five takes longer; infinite if not known."""
         return self._overruns.likely(batches)
 
     def draw(self, queues: Queues, now: float, tail: float = 0.0) -> tuple[list[Place], float, float]:
         """
         Take the next batch out of ``queues``, which must not be empty; return its places and its typical and high
-        time [s]. It begins ``now``, or up to ``tail`` later [s].
+        time [s]. It begins at ``now``, or up to ``tail`` later [s].
         """
         label = min(queues, key=lambda name: queues[name][0])
         bound = inf if len(queues[label]) == 1 else self._bound(queues, label, now + tail)
@@ -107,7 +107,7 @@ class Planner:
 
     def take(self, queues: Queues, label: str, now: float, bound: float,
              tail: float = 0.0) -> tuple[list[Place], float, float]:
-        """As ``draw``, out of one queue, and to end by ``bound`` [s], where a batch of one can."""
+        """As ``draw``, from one queue; the batch ends by ``bound`` [s] if a batch of one can."""
         queue = queues[label]
         network = network_of(queue[0])
         curve = self._table.curve(network)
@@ -120,7 +120,7 @@ class Planner:
         return places, curve.typical[size], curve.high[size]
 
     def _bound(self, queues: Queues, label: str, now: float) -> float:
-        """By when the device must be free for the heads of the other queues, those that can still be in time."""
+        """Return by when the device must be free for those heads of the other queues that can still be in time."""
         bound = inf
         for name, queue in queues.items():
             if name != label:
@@ -132,14 +132,14 @@ class Planner:
 
 
 def _size(queue: list[Place], room: int, curve: Curve, now: float, tail: float, bound: float) -> int:
-    """The size, up to ``room``, that does most work per second and ends by ``bound`` and its members' limits."""
+    """Return the size, up to ``room``, with the most work per second that ends by ``bound`` and its members' limits."""
     typical, high = curve
     alone = now + max(tail + typical[1], high[1])
     best, rate = 1, 1.0 / typical[1]
     for size in range(1, room + 1):
         _, _, job, position = queue[size - 1]
         limit = job.limit - job.rest[position]
-        if alone <= limit < bound:  # what cannot be in time even alone does not hold up the others
+        if alone <= limit < bound:  # one that would be late even alone does not restrict the others
             bound = limit
         time = typical[size]
         if now + max(tail + time, high[size]) > bound:
@@ -150,12 +150,12 @@ def _size(queue: list[Place], room: int, curve: Curve, now: float, tail: float, 
 
 
 def network_of(place: Place) -> str:
-    """The network of the unit that waits in a place."""
+    """Return the network of the unit that waits in a place."""
     return place[2].route[place[3]].network
 
 
 def _advance(plan: Plan, queues: Queues, job: Job, position: int, now: float, tail: float) -> None:
-    """The unit at ``position`` is done: the next one waits, or the job has ended and its follower begins."""
+    """Note that the unit at ``position`` is done: queue the next one, or end the job and begin its follower."""
     if job.outcome is not None:
         return
     if position + 1 < len(job.route):

@@ -1,41 +1,41 @@
-"""What was measured of one network at one batch size, and how fast the device is at all."""
+"""Measured times of one network at one batch size, and the current slowness of the device."""
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
 from math import ceil, inf
 
-RECENT = 25  # samples of the typical time
-WINDOW = 100  # samples of the high quantile
-KEPT = 20  # so many of them stay however old they are
-MEMORY = 3.0  # s that others count: what was long ago says little about the next batch
+RECENT = 25  # samples for the typical time
+WINDOW = 100  # samples for the high quantile
+KEPT = 20  # of these, as many are kept however old they are
+MEMORY = 3.0  # s that the others count: old samples say little about the next batch
 QUANTILE = 0.99
-NEWEST = 5  # batches, of any network, that say how slow the device is: three of them decide
-MATURE = 5  # samples without which a cell has no say in that
-STEADY = 0.02  # relative; a smaller change of the slowness is none
-EXTREME = 16.0  # times; what is slower or faster than that is left to the cells to learn
+NEWEST = 5  # batches, of any network, that give the slowness of the device: three of them decide
+MATURE = 5  # samples that a cell needs before it counts for that
+STEADY = 0.02  # relative; a smaller change of the slowness is ignored
+EXTREME = 16.0  # times; larger changes are left to the cells to learn
 
 
 class Window:
-    """The newest ``size`` values; of them only ``kept``, where the others are older than MEMORY."""
+    """The newest ``size`` values, without those older than MEMORY, but at least ``kept`` of them."""
 
     def __init__(self, size: int, kept: int) -> None:
         self._size, self._kept = size, kept
-        self._values: deque[tuple[float, float]] = deque()  # and when they came
+        self._values: deque[tuple[float, float]] = deque()  # value, time
         self._ordered: list[float] = []
 
     def __len__(self) -> int:
         return len(self._ordered)
 
     def add(self, value: float, now: float) -> None:
-        """Take a value that came ``now`` [s]."""
+        """Add a value that came at ``now`` [s]."""
         self._values.append((value, now))
         insort(self._ordered, value)
         while len(self) > self._size or (len(self) > self._kept and self._values[0][1] < now - MEMORY):
             del self._ordered[bisect_left(self._ordered, self._values.popleft()[0])]
 
     def quantile(self, level: float, spared: int = 0) -> float:
-        """A quantile of the values, of which the largest ``spared`` never decide."""
+        """Return a quantile of the values; it is never one of the ``spared`` largest."""
         return self._ordered[max(0, min(ceil(level * len(self)) - 1, len(self) - 1 - spared))]
 
 
@@ -48,7 +48,7 @@ class Cell:
 
     @classmethod
     def seeded(cls, typical: float, high: float) -> Cell:
-        """A cell as if it had been measured: its own samples push these out one by one."""
+        """Return a cell as if it had been measured; its own samples replace these one by one."""
         cell = cls()
         for k in range(WINDOW):
             # Two of the high value, since the largest sample never decides.
@@ -56,7 +56,7 @@ class Cell:
         return cell
 
     def add(self, seconds: float, now: float) -> None:
-        """Take a duration that was measured ``now``."""
+        """Add a duration measured at ``now``."""
         self.count += 1
         self._recent.add(seconds, now)
         self._window.add(seconds, now)
@@ -71,10 +71,10 @@ class Cell:
 
 class Speed:
     """
-    How many times longer everything takes than the cells say: the median of the newest batches, each against its cell.
+    How many times longer everything takes than the cells say: the median ratio of the newest batches to their cells.
 
-    A sample goes into its cell when those after it have shown whether it was interrupted, which is the cell's
-    business, or the device had become slow.
+    A sample enters its cell only when later ones have shown whether it was interrupted, which belongs in the cell, or
+    the device had become slow.
     """
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class Speed:
         self._waiting: deque[tuple[Cell, float, float]] = deque()
 
     def take(self, cell: Cell, seconds: float, now: float) -> bool:
-        """Take a duration of a cell, measured ``now``; return whether the slowness has changed."""
+        """Take a duration of a cell, measured at ``now``; return whether the slowness has changed."""
         if cell.count < MATURE:
             cell.add(seconds / self.slowness, now)
             return False

@@ -1,4 +1,4 @@
-"""Decides, for one device, what is promised to whom, and which batch comes next."""
+"""Decides, for one device, which requests are admitted and which batch runs next."""
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
@@ -15,17 +15,17 @@ from .step_table import StepTable
 from .ticks import Ticks
 from .work import TIER_WORDS, Admission, Batch, Completion, Entry, Kind, Outcome, Request, Route, Tier
 
-SET_BACK = 1.0  # s; a clock that goes back by less is taken to stand still, one that goes back by more to be set
+SET_BACK = 1.0  # s; a clock that goes back by less is treated as standing still, by more as having been set
 
 
 class Scheduler:
     """
-    A state machine on the time that is passed in: it computes nothing, waits for nothing and has no clock.
+    A state machine on the time passed in: it runs no networks, never waits and has no clock.
 
     The caller submits requests, asks for the ``next`` batch whenever the device is free, reports it ``finished`` or
-    ``failed``, and after every call fetches the ``completions``. Every admitted request completes exactly once, a refused
-    one never. A request's tier can go down after its admission, where others overran: the entries of a batch say what
-    is to be computed. ``now`` is a steady time in s; one that goes back is taken to stand still. Not thread-safe.
+    ``failed``, and fetches the ``completions`` after every call. Every admitted request completes exactly once, a refused
+    one never. A request's tier can be lowered after its admission if others overrun: the entries of a batch say what to
+    compute. ``now`` is a steady time in s; one that goes back is treated as standing still. Not thread-safe.
     """
 
     def __init__(self, table: StepTable, policy: Policy = EDF_LADDER, settings: Settings | None = None) -> None:
@@ -43,14 +43,14 @@ class Scheduler:
         self._count = 0  # of requests and batches
 
     def batches(self, route: Route) -> tuple[list[str], Callable[[str, int], float], int]:
-        """The networks of a route, what so many units of one take together [s], typically, and how many can be."""
+        """Return the networks of a route, their typical batch times [s] as a function, and the largest batch of all."""
         networks = [unit.network for unit in route]
         limits = (self._settings.max_batch.get(network, self._table.largest(network)) for network in networks)
         return networks, self._table.typical, max(1, min(limits))
 
     @property
     def waiting(self) -> int:
-        """Admitted requests that have not ended."""
+        """Number of admitted requests that have not ended."""
         return len(self._jobs)
 
     def submit(self, request: Request, now: float) -> Admission:
@@ -101,7 +101,7 @@ class Scheduler:
         return batch
 
     def finished(self, batch: Batch, now: float) -> None:
-        """The device is done with the batch; its duration goes into the step table."""
+        """Report that the device has finished the batch; its duration goes into the step table."""
         now = self._at(now)
         self._charge(batch, now)
         for job in self._landed(batch):
@@ -118,25 +118,25 @@ class Scheduler:
             self._table.record(batch.network, len(batch.entries), now - batch.begun, now)
 
     def failed(self, batch: Batch, now: float, reason: str) -> None:
-        """The batch came to nothing, and with it the requests in it; everything else goes on."""
+        """Report that the batch failed, and with it the requests in it; everything else continues."""
         self._charge(batch, self._at(now))
         for job in self._landed(batch):
             self._end(job, Outcome.FAILED, reason)
 
     def completions(self) -> list[Completion]:
-        """Return what has ended since the last call."""
+        """Return the requests that have ended since the last call."""
         completions, self._completions = self._completions, []
         return completions
 
     def wake_at(self, now: float) -> float | None:
-        """Return when ``next`` is worth a call if nothing else happens until then; None for never."""
+        """Return when to call ``next`` again if nothing else happens before; None for never."""
         now = self._at(now)
         if self._flying:
             return None
         return now if self._ticks.waiting else self._background.wake_at(now)
 
     def cancel(self, request_id: Hashable, now: float) -> bool:
-        """End a request; return whether it was open. What the device still computes of it is to be dropped."""
+        """End a request; return whether it was open. The caller drops what the device still computes of it."""
         self._at(now)
         job = self._jobs.get(request_id)
         if job:
@@ -147,20 +147,20 @@ class Scheduler:
         """End all requests of a session, and forget it."""
         self._at(now)
         record = self._sessions.pop(session, None)
-        # The newest first, so that none takes the place of one that has ended.
+        # Newest first, so that a held tick does not take the place of one that has ended.
         for job in reversed(list(record.jobs.values()) if record else []):
             self._end(job, Outcome.CANCELLED)
         self._arrivals.forget(session)
         self._ticks.forget(session)
 
     def expect(self, session: Hashable, at: float) -> None:
-        """Tell when the next tick of a session is expected [s, steady]: background work keeps out of its way."""
+        """Set when the next tick of a session is expected [s, steady], for background work to keep clear of it."""
         self._arrivals.expect(session, at)
 
     def phase(self, period: float) -> float:
         """
-        Return the best phase for another robot that ticks each ``period`` [s], as time modulo ``period``: the middle of
-        the widest gap between the ticks that are expected. Robots that come evenly wait least for each other.
+        Return the best phase for another robot that ticks every ``period`` [s], as time modulo ``period``: the middle of
+        the widest gap between the expected ticks. Evenly spaced robots wait least for each other.
         """
         return self._arrivals.phase(period)
 
@@ -186,7 +186,7 @@ class Scheduler:
         return Device(at, max(0.0, batch.finish - at), ticks)
 
     def _landed(self, batch: Batch) -> list[Job]:
-        """Free the device of ``batch``; return its jobs that are still open."""
+        """Mark the device as free after ``batch``; return its jobs that are still open."""
         if self._flying is None or self._flying[0] is not batch:
             raise ValueError(f'batch {batch.id} is not the one that was begun last')
         jobs, self._flying = self._flying[1], None
@@ -195,7 +195,7 @@ class Scheduler:
         return [job for job in jobs if job.outcome is None]
 
     def _charge(self, batch: Batch, now: float) -> None:
-        """Charge the robots in the batch that has ended with their parts of its typical time."""
+        """Charge the robots in the finished batch with their parts of its typical time."""
         if batch.kind is Kind.TICK and self._flying:
             for job in self._flying[1]:
                 self._ticks.took(job, (batch.expected - batch.begun) / len(batch.entries), now)

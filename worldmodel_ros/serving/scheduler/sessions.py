@@ -1,4 +1,4 @@
-"""What the scheduler remembers of a session: its order, its open requests, and the best tier it may have now."""
+"""The scheduler's record of a session: its newest sequence, its open requests, and the best tier it may have now."""
 from __future__ import annotations
 
 from collections.abc import Hashable
@@ -10,7 +10,7 @@ from .work import Request, Tier
 
 class SessionRecord:
     """
-    ``sequence``: of its newest tick. ``current``: its open tick, ``held`` the one that waits until that has ended. ``jobs``:
+    ``sequence``: of its newest tick. ``current``: its open tick; ``held``: the tick waiting for that one to end. ``jobs``:
     all its open requests.
 
     Its best tier goes down as soon as a better one does not fit, and up by one after ``recovery_ticks`` good ticks.
@@ -29,16 +29,16 @@ class SessionRecord:
         return [tier for tier in tiers if tier >= self._recovery.best] or tiers[-1:]
 
     def fell(self, tier: Tier) -> None:
-        """Nothing better than ``tier`` fitted."""
+        """Note that nothing better than ``tier`` fitted."""
         if tier > self._recovery.best:
             self._recovery.allow(tier)
 
     def refused(self, tier: Tier) -> None:
-        """Not even ``tier``, the last one, fitted."""
+        """Note that not even ``tier``, the last one, fitted."""
         self._recovery.allow(tier)
 
     def ended(self, job: Job, met: bool) -> None:
-        """A tick has ended that was begun, or should have been."""
+        """Note the end of a tick that was begun, or should have been."""
         self._recovery.ended(met and job.headroom)
         better = [tier for tier in job.request.routes if tier < self._recovery.best]
         if better:

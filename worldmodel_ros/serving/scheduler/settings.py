@@ -1,4 +1,4 @@
-"""What can be chosen about the scheduler."""
+"""The scheduler's policy and settings."""
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -11,8 +11,8 @@ class Policy:
     """
     How ticks are ordered and what is promised.
 
-    ``order``: of the queues and within them, by arrival or by deadline. ``ladder``: admit at arrival only what is
-    predicted to be in time, at the best tier that is, and refuse the rest; without it everything is taken at its best
+    ``order``: of the queues and within them, by arrival or by deadline. ``ladder``: admit on arrival only what is
+    predicted to be in time, at the best tier possible, and refuse the rest; without it everything is taken at its best
     tier and served however late. ``mixed_steps``: whether units of one network at different steps share a batch.
     """
 
@@ -35,18 +35,18 @@ class Settings:
     """
     Times in s.
 
-    ``reserve``: kept free before a tick's deadline, for what comes after its last unit. ``headroom``: by how much more a
-    better tier must fit before it is taken up again, for each of ``recovery_ticks`` ticks in a row. ``max_batch``: by
-    network, where it is to be less than the largest size in the step table.
+    ``reserve``: kept free before a tick's deadline, for what comes after its last unit. ``headroom``: spare time with
+    which a better tier must fit, for ``recovery_ticks`` ticks in a row, before it is taken up again. ``max_batch``: by
+    network, to limit it below the largest size in the step table.
 
-    ``blocking``: how long a background batch may keep a tick waiting that is expected, by the high quantile.
-    ``background_share``: of the device's time that background work may use even where every gap between expected ticks
-    is too short for it; a unit waits ``longest_wait`` for that at most. ``starving``: for so long ticks are refused and none
-    is admitted before it may use all of it. ``idle_patience``: an IDLE request older than this goes before a WHAT_IF whose
-    deadline is later. ``overdue``: for so long an expected tick that has not come is still waited for.
+    ``blocking``: how long a background batch may delay an expected tick, by the high quantile.
+    ``background_share``: fraction of the device's time that background work may use even where every gap between
+    expected ticks is too short for it; a unit waits at most ``longest_wait`` for that. ``starving``: how long ticks must
+    be refused, and none admitted, before background work may use all of it. ``idle_patience``: an IDLE request older
+    than this goes before a WHAT_IF whose deadline is later. ``overdue``: how long a late tick is still waited for.
 
-    ``share``: of the device's time that is each account's own (shares.py), 0 for equal parts; ``share_period``: of which
-    time it may be saved up.
+    ``share``: each account's fraction of the device's time (``shares.py``), 0 for equal parts; ``share_period``: the time
+    over which it may be saved up.
     """
 
     reserve: float = 0.001

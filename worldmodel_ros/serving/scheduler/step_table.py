@@ -1,4 +1,4 @@
-"""How long a batch of each network takes, measured: what every prediction of the scheduler is made of."""
+"""Measured batch times of each network: the basis of all the scheduler's predictions."""
 from __future__ import annotations
 
 import json
@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 from .samples import Cell, Speed
 
-SHORTEST = 1e-6  # s; no batch is believed to take less, so that work per second stays finite
-CHANGE = 0.01  # relative; a smaller change of a time is not worth a new curve
+SHORTEST = 1e-6  # s; lower bound of a batch's time, so that work per second stays finite
+CHANGE = 0.01  # relative; a smaller change of a time does not rebuild the curve
 
 
 class Curve(NamedTuple):
-    """Times [s] of one network by batch size; index 0 is not used. Both never fall with the size."""
+    """Times [s] of one network by batch size; index 0 is not used. Neither falls with the size."""
 
     typical: tuple[float, ...]
     high: tuple[float, ...]
@@ -26,12 +26,12 @@ class Curve(NamedTuple):
 
 class StepTable:
     """
-    Times per (network, batch size), kept up to date: the median of the newest samples, and a high quantile; all of
-    them as many times longer as the device has been slower of late than it was when they were measured, whatever it
-    did: one that shares its processor, or has become hot, is slower at everything.
+    Times per (network, batch size), kept up to date: the median of the newest samples, and a high quantile. All are
+    multiplied by the current slowness of the device, measured over batches of any network: a device that shares its
+    processor, or is hot, is slower at everything.
 
-    A size between two measured ones takes what lies between them, linearly, or, where batches are ``padded`` to the
-    measured sizes, what the larger one takes. Times never fall with the size.
+    A size between two measured ones is interpolated linearly or, where batches are ``padded`` to the measured sizes,
+    takes as long as the larger one. Times never fall with the size.
     """
 
     def __init__(self, padded: bool = False) -> None:
@@ -42,9 +42,9 @@ class StepTable:
 
     def record(self, network: str, batch: int, seconds: float, now: float = -inf, calibrating: bool = False) -> None:
         """
-        Take a duration that was measured ``now`` [s, steady], in order; a size larger than all before makes batches of
-        that size possible. One that was taken ``calibrating``, of cases chosen one after the other, says nothing about
-        how slow the device is.
+        Record a duration measured at ``now`` [s, steady], in order of time; a size larger than all before makes batches
+        of that size possible. One measured while ``calibrating``, which runs selected cases one after the other, does not
+        count for the slowness.
         """
         if batch < 1 or not isfinite(seconds) or seconds < 0.0:
             raise ValueError(f'step table: {network} at batch {batch} cannot have taken {seconds} s')
@@ -70,7 +70,7 @@ class StepTable:
             self._curves.pop(network, None)
 
     def curve(self, network: str) -> Curve:
-        """Return the times of all sizes. Raises ValueError for a network that was never measured."""
+        """Return the times of all sizes; raises ValueError for a network that was never measured."""
         curve = self._curves.get(network)
         if curve is None:
             if network not in self._cells:
@@ -84,19 +84,19 @@ class StepTable:
 
     @property
     def slowness(self) -> float:
-        """How many times longer everything takes than it did when the device was quiet."""
+        """How many times longer everything takes than on a quiet device."""
         return self._speed.slowness
 
     def typical(self, network: str, batch: int) -> float:
-        """Median time of a batch [s]."""
+        """Return the median time of a batch [s]."""
         return self.curve(network).typical[batch]
 
     def high(self, network: str, batch: int) -> float:
-        """High quantile of the time of a batch [s]."""
+        """Return a high quantile of the time of a batch [s]."""
         return self.curve(network).high[batch]
 
     def largest(self, network: str) -> int:
-        """The largest batch size that was measured."""
+        """Return the largest measured batch size."""
         return self.curve(network).largest
 
     def to_dict(self, machine: str, preset: str) -> dict[str, Any]:
@@ -113,7 +113,7 @@ class StepTable:
 
     @classmethod
     def from_dict(cls, *tables: dict[str, Any]) -> StepTable:
-        """Make one table of several; raises ValueError where one of them is no step table."""
+        """Make one table from several; raises ValueError if one of them is not a step table."""
         try:
             table = cls(any(values.get('padded', False) for values in tables))
             for values in tables:
@@ -131,7 +131,7 @@ class StepTable:
 
     @classmethod
     def load(cls, *paths: str | Path) -> StepTable:
-        """Read one table from several JSON files; raises ValueError where one of them is no step table."""
+        """Read one table from several JSON files; raises ValueError if one of them is not a step table."""
         tables = []
         for path in paths:
             try:

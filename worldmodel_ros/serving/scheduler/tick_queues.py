@@ -1,4 +1,4 @@
-"""Where the ticks wait: by network, or by unit where steps are not mixed, and within a session one after the other."""
+"""Queues of waiting ticks: one per network, or per unit where steps are not mixed; one tick per session at a time."""
 from __future__ import annotations
 
 from math import inf
@@ -10,25 +10,25 @@ from .work import Request, Tier
 
 
 class TickQueues:
-    """The queues, and what puts a tick into its place in them: its tier, the policy's order, its session."""
+    """The queues; a tick's place in them depends on its tier, the policy's order and its session."""
 
     def __init__(self, table: StepTable, policy: Policy, settings: Settings) -> None:
         self._table, self._policy, self._settings = table, policy, settings
         self.queues: Queues = {}
 
     def limit(self, request: Request) -> float:
-        """By when a request is to be done [s]."""
+        """Return by when a request must be done [s]."""
         return request.deadline - self._settings.reserve
 
     def take_tier(self, job: Job, tier: Tier) -> None:
-        """Give a job that does not wait the route of a tier."""
+        """Give a job that is not queued the route of a tier."""
         by_deadline = self._policy.order == 'edf'
         limit = self.limit(job.request) if by_deadline or self._policy.ladder else inf
         key = job.request.deadline if by_deadline else job.request.arrival
         job.take_route(tier, key, limit, self._table, self._policy.mixed_steps)
 
     def change_tier(self, job: Job, tier: Tier, position: int) -> None:
-        """Go on with another tier, from ``position``, whether the job waits or not."""
+        """Continue with another tier, from ``position``, whether the job is queued or not."""
         waited = not job.flying and dequeue(self.queues, job)
         self.take_tier(job, tier)
         job.position = position
@@ -36,7 +36,7 @@ class TickQueues:
             enqueue(self.queues, job, position)
 
     def place(self, job: Job) -> None:
-        """Let a new job wait for its first unit, or for the end of its session's older one."""
+        """Queue a new job for its first unit, or hold it until its session's older one has ended."""
         session = job.session
         if session.current is None:
             session.current = job
@@ -45,11 +45,11 @@ class TickQueues:
             session.held = session.current.follower = job
 
     def wait(self, job: Job) -> None:
-        """Let a job wait for its next unit."""
+        """Queue a job for its next unit."""
         enqueue(self.queues, job, job.position)
 
     def remove(self, job: Job) -> None:
-        """Take out a job that has ended, or was refused; the tick that waited for it, if any, is next."""
+        """Remove a job that has ended or was refused; the tick held behind it, if any, is queued."""
         session = job.session
         if session.held is job:
             session.held = session.current.follower = None
@@ -63,10 +63,10 @@ class TickQueues:
 
 def lower_tier(job: Job) -> tuple[Tier, int] | None:
     """
-    Return the next lower tier that a job can be served with from where it stands, and its position there.
+    Return the next lower tier that a job can be served with from its current position, and its position there.
 
-    What was begun must be a part of it; or it is one of other networks altogether, and nothing is in flight: then it
-    is begun afresh.
+    Either the units begun are also the first of that tier's route, or the tier uses other networks altogether and nothing
+    is in flight: then it starts over.
     """
     routes, begun = job.request.routes, job.begun
     for tier in sorted(tier for tier in routes if tier > job.tier):

@@ -1,4 +1,4 @@
-"""The ticks that wait for the device: what is promised to each, and what becomes of promises that others break."""
+"""The waiting ticks: which are admitted and what they are promised, and what happens to promises when others overrun."""
 from __future__ import annotations
 
 import enum
@@ -16,11 +16,11 @@ from .tick_queues import TickQueues, lower_tier
 from .work import TIER_WORDS, Admission, Tier
 
 
-CLAIMED = 10  # ticks in a row that are to be admitted before a claim is over
+CLAIMED = 10  # admitted ticks after which a claim ends
 
 
 class Margin(enum.Enum):
-    """How sure it must be that a tick is in time: to promise it, to attempt it above a lower tier, or before a refusal."""
+    """How certain it must be that a tick is in time: to promise it, to prefer an attempt to a lower tier, or to a refusal."""
 
     CERTAIN = 'by the tail of its plan'
     LIKELY = 'if its batches take as much longer as they do in one case of five'
@@ -30,8 +30,8 @@ class Margin(enum.Enum):
 @dataclass
 class _Claim:
     """
-    Of a session that was within its share of the device, and was refused: its next ticks have ``lead`` [s] from their
-    arrival to their limit, and need ``work`` [s] of that. It ends when ``left`` ticks have been admitted.
+    The claim of a session that was refused although it was within its share of the device: its next ticks have ``lead``
+    [s] from their arrival to their limit, and need ``work`` [s] of that. It ends when ``left`` ticks have been admitted.
     """
 
     lead: float
@@ -42,17 +42,17 @@ class _Claim:
 class Ticks:
     """
     With the ladder there is always a plan in which everything promised is in time; a tick is promised an answer if there
-    is one with it, too, and the device then follows that plan. Without it, batches are drawn as the queues are.
+    is such a plan that includes it, and the device then follows that plan. Without it, batches follow the queues.
 
-    A tick that cannot be promised an answer in a tier is attempted in it, as long as no promise is broken, if it is likely
-    to be in time; and instead of a refusal if that is expected at all. A refusal, or a lower tier, makes an interruption
-    of the device no less likely: where these are what the tail is made of, they would only give up what mostly succeeds.
+    A tick that cannot be promised in a tier is attempted in it, as long as no promise is broken: if it is likely to be in
+    time, or, instead of a refusal, if it is in time by typical times. A refusal or a lower tier makes interruptions of the
+    device no rarer: where these make the tail, it would only give up what mostly succeeds.
 
-    ``give_up(job, reason)`` is called to end a job that cannot be in time any more.
+    ``give_up(job, reason)`` is called to end a job that can no longer be in time.
 
-    A tick of a robot that has used more than its share of the device (shares.py) is admitted with what the others
-    leave: it lowers the tiers of its like alone, and is refused where it would take the time of a robot that is within
-    its share, has been refused of late, and is expected to tick. What was admitted is never taken back for it.
+    A tick of a robot that has used more than its share of the device (``shares.py``) is admitted with what the others
+    leave: it lowers only the tiers of other such robots, and is refused where it would take time from a robot that is
+    within its share, was refused recently, and is expected to tick. Admitted ticks are never taken back for that.
     """
 
     def __init__(self, table: StepTable, planner: Planner, policy: Policy, settings: Settings,
@@ -70,7 +70,7 @@ class Ticks:
         return bool(self._waiting.queues)
 
     def admit(self, job: Job, device: Device, now: float) -> Admission:
-        """Choose the tier of a new job and let it wait, or refuse it. No older tick of its session is waiting."""
+        """Choose the tier of a new job and queue it, or refuse it. No older tick of its session is waiting."""
         request, session = job.request, job.session
         if not self._policy.ladder:
             self._waiting.take_tier(job, min(request.routes))
@@ -101,7 +101,7 @@ class Ticks:
                 if job.postponed:
                     reasons.append(f'and this robot has used its share of the device for the next '
                                    f'{job.postponed * 1e3:.0f} ms')
-                elif job.work <= job.limit - now:  # what no device could do is no claim
+                elif job.work <= job.limit - now:  # otherwise not even an idle device could have done it
                     self._claims[request.session] = _Claim(job.limit - now, job.work)
                 return Admission(Tier.NONE, finish, reason=', '.join(reasons))
             if lowered:
@@ -118,25 +118,25 @@ class Ticks:
         return Admission(tier, finish if promised else None, expected, ', '.join(reasons))
 
     def forget(self, session: Hashable) -> None:
-        """A session has ended, or begins again."""
+        """Drop a session that has ended, or begins again."""
         self._claims.pop(session, None)
 
     def took(self, job: Job, seconds: float, now: float) -> None:
-        """A unit of a job has used the device."""
+        """Charge a unit's device time [s] to the job's account."""
         self._shares.charge(job.account, seconds, now)
 
     def wait(self, job: Job) -> None:
-        """Let a job wait for its next unit."""
+        """Queue a job for its next unit."""
         self._waiting.wait(job)
 
     def remove(self, job: Job) -> None:
-        """Take out a job that has ended."""
+        """Remove a job that has ended."""
         self._waiting.remove(job)
 
     def settle(self, device: Device) -> None:
         """
-        See whether the plan still holds: one that is only later stays, as long as everything in it is expected in
-        time; otherwise a new one is made, and what comes too late in it is degraded, or given up.
+        Check that the plan still holds. One that is only delayed stays, as long as everything in it is expected in
+        time; otherwise a new one is made, and jobs that would be late in it are degraded or given up.
         """
         if not self._policy.ladder:
             return
@@ -148,7 +148,7 @@ class Ticks:
             self._repair(device)
 
     def slack(self, now: float) -> float:
-        """For how long the ticks that wait can go on doing so [s]; infinite if none waits. The device is free."""
+        """Return how much longer the waiting ticks can wait [s]; infinite if there are none. The device is free."""
         if not self._waiting.queues:
             return inf
         first = self._first()
@@ -168,7 +168,7 @@ class Ticks:
         return places, curve.typical[len(places)], curve.high[len(places)]
 
     def _try(self, job: Job, device: Device, margin: Margin = Margin.CERTAIN) -> tuple[Plan | None, float, str]:
-        """Return a plan with the job in it, placed, and its finish [s]; or None, the finish, and why there is none."""
+        """Queue the job and return a plan with it and its finish [s]; or None, the finish, and why there is no plan."""
         if margin is Margin.CERTAIN:
             curves = [self._table.curve(unit.network) for unit in job.route]
             tail = max(device.tail, *(curve.high[1] - curve.typical[1] for curve in curves))
@@ -199,15 +199,15 @@ class Ticks:
         return None, finish, f'{TIER_WORDS[job.tier]} would finish {(finish - job.limit) * 1e3:.1f} ms late'
 
     def _spread(self, margin: Margin, batches: int) -> float:
-        """By which part of its time an attempt may take longer, and be in time."""
+        """Return the fraction by which an attempt must be able to take longer and still be in time."""
         return self._planner.likely(batches) if margin is Margin.LIKELY else 0.0
 
     def _taken(self, finish: float, now: float) -> float:
-        """By how much a claim's tick would be late after work until ``finish`` [s]; 0 if none would."""
+        """Return by how much a claim's tick would be late after work until ``finish`` [s]; 0 if none would."""
         most = 0.0
         for session, claim in self._claims.items():
             at = self._arrivals.of(session)
-            # One that is overdue is not waited for, and keeps its claim: an image may be late once.
+            # An overdue tick is not waited for, but keeps its claim: an image may be late once.
             if at is not None and at + self._settings.overdue >= now and finish > at:
                 most = max(most, finish + claim.work - (at + claim.lead))
         return most
@@ -228,7 +228,7 @@ class Ticks:
         return finish + work - job.work + self._settings.headroom <= job.limit
 
     def _first(self) -> Planned | None:
-        """The next batch of the plan, without what has ended since."""
+        """Return the next batch of the plan, without jobs that have ended since."""
         batches = self._plan.batches
         while batches:
             first = batches[0]
@@ -239,7 +239,7 @@ class Ticks:
         return None
 
     def _delayed(self, delay: float) -> bool:
-        """Put the whole plan off by ``delay`` [s], if everything in it is expected in time all the same."""
+        """Delay the whole plan by ``delay`` [s] if everything in it is still expected in time; return whether it was."""
         ends = {job: (expected + delay, finish + delay) for job, (expected, finish) in self._plan.ends.items()
                 if job.outcome is None}
         if any(expected > self._waiting.limit(job.request) + ROUNDING for job, (expected, _) in ends.items()):
@@ -265,9 +265,9 @@ class Ticks:
 
     def _keep(self, job: Job, expected: float, finish: float, spread: float) -> bool:
         """
-        Return whether a job stays as it is planned. One that may still be in time, if what is before it takes less than
-        expected by as much as it has been taking more (``spread`` [s]), stays, with what is left of its promise; none
-        is admitted at the cost of that.
+        Return whether a job stays as it is planned. One that may still be in time, if the batches before it take as much
+        less than expected as they have been taking more (``spread`` [s]), stays, with what is left of its promise; no
+        job is admitted at the cost of that.
         """
         request, last = job.request, job.begun == len(job.route)
         job.limit = max(finish, self._waiting.limit(request))
@@ -283,7 +283,7 @@ class Ticks:
         return False
 
     def _degrade(self, job: Job) -> bool:
-        """Put a job on the next lower tier that can be had from where it stands; return whether there is one."""
+        """Put a job on the next lower tier possible from its current position; return whether there is one."""
         lower = lower_tier(job)
         if lower:
             self._waiting.change_tier(job, *lower)
@@ -291,19 +291,19 @@ class Ticks:
         return lower is not None
 
     def _owing(self) -> list[Job]:
-        """Admitted ticks of robots that had used more than their share of the device when these came."""
+        """Return the admitted ticks of robots that had used more than their share of the device when these came."""
         return [job for job in self._plan.ends if job.postponed and job.outcome is None]
 
     def _make_room(self, job: Job, device: Device, others: list[Job]) -> Plan | None:
         """
-        Return a plan with a job that would be refused, in its tier, at the cost of the tiers of ``others``, or None: the
-        second step of one is worth less than any answer to another.
+        Return a plan that includes a job which would be refused, in its tier, by lowering the tiers of ``others``, or None:
+        the second step of one is worth less than any answer to another.
         """
         lower = [(other, found) for other in others if other.outcome is None and (found := lower_tier(other))]
         lowered: list[tuple[Job, Tier, int, float]] = []
         plan = None
         while lower and plan is None:
-            count = max(1, len(lowered))  # 1, then 2, 4, 8 in all
+            count = max(1, len(lowered))  # lowered in total: 1, then 2, 4, 8
             for other, found in lower[:count]:
                 lowered.append((other, other.tier, other.position, other.limit))
                 self._waiting.change_tier(other, *found)

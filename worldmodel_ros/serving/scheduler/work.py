@@ -23,7 +23,7 @@ class Kind(enum.IntEnum):
 
 class Unit(NamedTuple):
     """
-    One pass of one network for one request: what cannot be interrupted, and what batches are made of.
+    One pass of one network for one request: it cannot be interrupted, and is what batches are made of.
 
     ``network`` names a row of the step table ('tiny/denoise'); ``step`` of ``steps`` is the denoising step, where there
     are any. Units of one network may share a batch; without mixed steps only equal units may.
@@ -44,8 +44,8 @@ class Request:
 
     ``id`` is unique for as long as the request is open. ``sequence`` increases within the ticks of a session; the
     other kinds may leave it 0. ``arrival`` [s] orders requests under FIFO. ``routes`` gives the units of each tier that
-    the caller can serve; WHAT_IF and IDLE take the best one. ``deadline`` may be infinite for IDLE. ``account``: whose
-    share of the device's time it is served from; None: its session's.
+    the caller can serve; WHAT_IF and IDLE take the best one. ``deadline`` may be infinite for IDLE. ``account``: the one
+    whose share of the device's time it is served from; None: its session's.
     """
 
     id: Hashable
@@ -71,13 +71,13 @@ class Request:
 @dataclass(frozen=True)
 class Admission:
     """
-    What became of a request at its arrival. Times are steady [s].
+    The decision on a request at its arrival. Times are steady [s].
 
     ``tier`` NONE: it is refused and will not run, ``reason`` says why in words and numbers, and ``finish`` is when the last
-    tier that was tried would have been done. Otherwise ``finish`` is when it is done at the latest, as long as one batch at
-    most exceeds its typical time, and ``expected`` when none does. ``finish`` is None where nothing is promised: for a tick
-    that is attempted, since it is expected in time, if not for certain; without a ladder, and for background work, where
-    ``expected`` is None, too. ``reason`` of an admitted request says why its tier is not the best one, or not certain.
+    tier that was tried would have been done. Otherwise ``finish`` is when it is done at the latest, as long as at most one
+    batch exceeds its typical time, and ``expected`` when none does. ``finish`` is None where nothing is promised: for a tick
+    that is attempted, since it is expected in time but not certain; without a ladder; and for background work. In the last
+    two cases ``expected`` is None, too. ``reason`` of an admitted request says why its tier is not the best, or not certain.
     """
 
     tier: Tier
@@ -91,12 +91,12 @@ class Admission:
 
     @property
     def attempted(self) -> bool:
-        """Whether it is expected in time, and nothing is promised."""
+        """Whether it is expected in time, but not promised."""
         return self.admitted and self.finish is None and self.expected is not None
 
 
 class Entry(NamedTuple):
-    """A request's part in a batch. ``tier`` can be lower than the admitted one: see Scheduler."""
+    """A request's part in a batch. ``tier`` can be lower than the admitted one: see ``Scheduler``."""
 
     request: Request
     unit: Unit
@@ -105,7 +105,7 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Batch:
-    """Entries to be computed together, now: all of one network. ``finish``: when it ends, by the high quantile [s]."""
+    """Entries of one network, to be computed together now. ``finish``: when it ends, by the high quantile [s]."""
 
     id: int
     network: str
@@ -120,19 +120,19 @@ class Outcome(enum.Enum):
     """How an admitted request ended."""
 
     DONE = 'done'                # all its units were computed, in time or late
-    GIVEN_UP = 'given up'        # it could not be done in time any more; what was left was not computed
+    GIVEN_UP = 'given up'        # it could no longer be done in time; its remaining units were not computed
     SUPERSEDED = 'superseded'    # a newer tick of its session came before it was begun
     CANCELLED = 'cancelled'
-    FAILED = 'failed'            # a batch with it in it failed
+    FAILED = 'failed'            # a batch that contained it failed
 
 
 @dataclass(frozen=True)
 class Completion:
     """
-    The end of an admitted request; every one has exactly one.
+    The end of an admitted request; each request has exactly one.
 
     ``tier`` is the one served (or last tried), ``admission`` what was promised. ``finish`` is when it ended [s]. ``done``
-    counts the units computed, of that tier's route; of a WHAT_IF they are the part of the answer that exists.
+    counts the computed units of that tier's route; of a WHAT_IF they are the part of the answer that exists.
     """
 
     request: Request
