@@ -1,5 +1,5 @@
 """
-Sessions of many clients on one engine: turns ticks and questions into jobs, and jobs into batched passes.
+Sessions of many clients on one engine: turns ticks and questions into jobs, and jobs into batched network calls.
 
-The order of the jobs is decided in ``serving.scheduler``, which knows no networks.
+``serving.scheduler`` decides the order of the jobs, and knows no networks.
 """

@@ -12,16 +12,16 @@ from worldmodel_ros.engine.session import Session
 from worldmodel_ros.serving.scheduler import StepTable
 from .networks import Networks
 
-RUNS = 20  # enough for a high quantile that one interruption does not make
-FEWEST, PATIENCE = 5, 1.0  # so many are enough where they have taken so long [s]
+RUNS = 20  # enough for a high quantile that does not depend on a single interruption
+FEWEST, PATIENCE = 5, 1.0  # as few are enough once they have taken this long [s]
 YOUNG = 2  # runs of a branch from a window that is not full
-PAUSE = 0.005  # s, between runs: a real-time thread that never waits would keep other processes from running
+PAUSE = 0.005  # s between runs: a real-time thread that never waits would starve other processes
 
 
 def calibrate(networks: Networks, table: StepTable, clock: Callable[[], float] = time.monotonic) -> None:
     """Record the times of each unit of a model at the batch sizes of its back end.
 
-    A size for which the engine has no memory is left out, and so never run.
+    A size for which the engine has no memory is skipped, and so never used.
     """
     for size in networks.engine.backend.sizes:
         try:
@@ -33,7 +33,7 @@ def calibrate(networks: Networks, table: StepTable, clock: Callable[[], float] =
 
 
 class _Calibration:
-    """Of one batch size, on noise."""
+    """Measures one batch size, on noise."""
 
     def __init__(self, networks: Networks, table: StepTable, clock: Callable[[], float], size: int):
         self._networks, self._table, self._clock, self._size = networks, table, clock, size
@@ -43,10 +43,10 @@ class _Calibration:
         self._actions = np.zeros((spec.chunk_frames + 1, spec.actions), np.float32)
 
     def run(self) -> None:
-        """Branches first: there may be memory for a batch of them, and not for as many sessions.
+        """Measure branches first: there may be memory for a batch of them but not for as many sessions.
 
-        Young windows, whose attention is masked, come before full ones, which so decide the typical time; but the high
-        quantile knows both. The first run of each case is not recorded: whatever prepares itself does so in it.
+        Partly filled windows, whose attention is masked, come before full ones. So full ones determine the typical time,
+        while the high quantile includes both. The first run of each case is a warm-up and is not recorded.
         """
         open_session, window = self._networks.engine.open_session, self._networks.engine.spec.context_frames
         session = open_session()
@@ -60,12 +60,12 @@ class _Calibration:
         if self._size == 1:
             self._snapshot(session)
         sessions = [session, *(open_session() for _ in range(self._size - 1))]
-        for run in range(window if self._size > 1 else 0):  # that of the first one is full
+        for run in range(window if self._size > 1 else 0):  # the first one's window is full already
             self._run(sessions, self._observe, recorded=run > 0)
         self._repeat(RUNS, sessions, self._observe)
 
     def _repeat(self, runs: int, sessions: Sequence[Session], calls: Callable[[Session, int], Calls]) -> None:
-        """Record so many runs, or fewer where they take long, in turn of one and of two denoising steps."""
+        """Record ``runs`` runs, fewer where they take long, alternating between one and two denoising steps."""
         self._run(sessions, calls)
         start = self._clock()
         for run in range(runs):
@@ -74,7 +74,7 @@ class _Calibration:
                 return
 
     def _snapshot(self, session: Session) -> None:
-        """Record what saving or loading takes of the service's thread."""
+        """Record how long saving or loading occupies the service's thread."""
         for run in range(FEWEST + 1):
             time.sleep(PAUSE)
             start = self._clock()
@@ -98,7 +98,7 @@ class _Calibration:
 
     def _run(self, sessions: Sequence[Session], calls: Callable[[Session, int], Calls], steps: int = 1,
              recorded: bool = False) -> None:
-        """Run the calls of all sessions to their end. To begin them is a part of their first unit, as in service."""
+        """Run the calls of all sessions to their end. As in service, their first unit includes their setup."""
         backend = self._networks.engine.backend
         time.sleep(PAUSE)
         start = self._clock()

@@ -1,4 +1,4 @@
-"""What the scheduler's requests stand for: a job gives the work of its next unit, and takes what came of it."""
+"""Jobs behind the scheduler's requests: each gives the work of its next unit, and takes its results."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -19,33 +19,33 @@ from .states import State
 
 
 class Job:
-    """One request of a client, on its way through the device. ``work`` and ``done`` are the service's thread's."""
+    """One request of a client. ``work`` and ``done`` are called from the service's thread."""
 
     def __init__(self, client: Client):
         self.client = client
         self.generation = client.generation
-        self.promise: Promise | None = None  # where a thread waits for it
-        self.begun: float | None = None  # when its first unit was, steady s
+        self.promise: Promise | None = None  # if a thread waits for the result
+        self.begun: float | None = None  # when its first unit was begun, steady s
 
     @property
     def stale(self) -> bool:
-        """Whether the client has begun again since."""
+        """Whether the client has begun again since the request."""
         return self.generation != self.client.generation
 
     def work(self, unit: Unit, tier: Tier) -> Work | None:
-        """The work of ``unit``; None if it has been done here."""
+        """Return the work of ``unit``; None if it has been done here."""
         raise NotImplementedError
 
     def done(self, unit: Unit, seconds: float) -> None:
-        """Take what the unit gave, and the time of its batch; raise what makes it useless."""
+        """Take the results of the unit and the time of its batch [s]; raise if they cannot be used."""
 
     def took_in(self, unit: Unit) -> bool:
-        """Whether the session has seen a frame by it."""
+        """Return whether the session takes in a frame with this unit."""
         return False
 
 
 class FrameJob(Job):
-    """Takes in the frame of a tick and, where its route says so, imagines standing still."""
+    """Takes in the frame of a tick and, if its route includes that, imagines standing still."""
 
     def __init__(self, client: Client, tick: Tick, total: ActionTotal):
         super().__init__(client)
@@ -80,13 +80,13 @@ class FrameJob(Job):
 
 
 class TickJob(FrameJob):
-    """Answers a tick: takes in its frame, plans unless the robot has, and imagines the plan."""
+    """Answers a tick: takes in its frame, plans unless the robot has planned, and imagines the plan."""
 
     def __init__(self, client: Client, tick: Tick, arrival: float):
         super().__init__(client, tick, client.total)
         self.arrival = arrival
         self.answered = False  # before it has ended
-        self.earlier = 0.0     # s, by which the client's ticks should come earlier
+        self.earlier = 0.0     # s by which the client's ticks should come earlier
         self.future: Future | None = None
         self.timings: dict[str, float] = {}
 
@@ -108,11 +108,11 @@ class TickJob(FrameJob):
             self.plan = yield from model.session.planning(self.tick.goal, self.tick.prefix)
 
     def frame(self) -> FrameJob:
-        """What takes in the same frame, and no more."""
+        """Return a job that takes in the same frame without an answer."""
         return FrameJob(self.client, self.tick, self.total)
 
     def reply(self, tier: Tier, reason: str, predicted: float | None, finish: float, failed: bool = False) -> Reply:
-        """The reply to the tick, with what there is for ``tier``."""
+        """Return the reply to the tick, with the results there are for ``tier``."""
         tick, future = self.tick, None if tier is Tier.NONE else self.future
         queue = (finish if self.begun is None else self.begun) - self.arrival
         return Reply(self.client.number, tick.sequence, tick.stamp, tick.episode, tier, self.plan if future else None,
@@ -141,7 +141,7 @@ class CallJob(Job):
 
     def __init__(self, client: Client, function: Callable[[Session], Any], promise: Promise, loads: bool,
                  seen: ActionTotal | None = None, stamp: int = 0):
-        """``loads``: another session is there afterwards, of which the newest frame came at ``seen`` (None: now), with
+        """``loads``: the call replaces the session by another one, whose newest frame came at ``seen`` (None: now), with
         ``stamp``."""
         super().__init__(client)
         self._function, self.promise, self.loads = function, promise, loads
@@ -151,12 +151,12 @@ class CallJob(Job):
         self.run()
 
     def run(self) -> None:
-        """Make the call, in the service's thread; what it raises is for who waits for the promise."""
+        """Make the call, in the service's thread; an error is passed to the promise."""
         model = self.client.models[0]
         model.begin(self.generation, self._total)
         try:
             self.promise.set_result(self._function(model.session))
-        except Exception as error:  # the caller's: a path that cannot be written, say
+        except Exception as error:  # the caller's, e.g. a path that cannot be written
             self.promise.set_exception(error)
             self.loads = False
         if self.loads:
@@ -167,7 +167,7 @@ class CallJob(Job):
 
 
 class BorderJob:
-    """Calls a function between two batches: of no client, and for none that is open."""
+    """Calls a function between two batches, for no particular client."""
 
     loads = stale = False
 
@@ -175,8 +175,8 @@ class BorderJob:
         self._function, self.promise = function, promise
 
     def run(self) -> None:
-        """Do it, in the service's thread; what it raises is for who waits for the promise. Not, where that was cancelled: who
-        has waited in vain takes the session to be where it was."""
+        """Make the call, in the service's thread; an error is passed to the promise. Do nothing if the promise was cancelled:
+        a caller that has timed out assumes that the session is unchanged."""
         if not self.promise.set_running_or_notify_cancel():
             return
         try:
@@ -186,7 +186,7 @@ class BorderJob:
 
 
 class PagesJob(BorderJob):
-    """Does something to a client's session on the best model that no frame comes from: gives it pages, or takes them."""
+    """Changes a client's session on the best model without a frame: gives it pages, or takes them."""
 
     def __init__(self, client: Client, function: Callable[[ModelSession], Any], promise: Promise):
         super().__init__(lambda: function(client.models[0]), promise)
@@ -199,7 +199,7 @@ class PagesJob(BorderJob):
 
 def run_batch(batch: Batch, jobs: Sequence[Job], backend: Backend, clock: Callable[[], float]
               ) -> tuple[list[Exception | None], float]:
-    """Run the batch's unit of each of ``jobs``; return what each of them raised, and when the device was done."""
+    """Run the batch's unit of each of ``jobs``; return the error of each, if any, and when the device was done."""
     works: dict[int, Work] = {}
     errors: list[Exception | None] = [None] * len(jobs)
     for index, (entry, job) in enumerate(zip(batch.entries, jobs)):
@@ -214,7 +214,7 @@ def run_batch(batch: Batch, jobs: Sequence[Job], backend: Backend, clock: Callab
         errors[index] = error
     try:
         backend.settle()
-    except Exception as error:  # of any of them: the device is free all the same, and is to be given other work
+    except Exception as error:  # of any of them: the device is free anyway, and can take other work
         end_if_lost(error)
         errors = [each or error for each in errors]
     finish = clock()

@@ -1,4 +1,4 @@
-"""What goes into the service of many sessions and what comes out of it. Times are steady, in s, unless noted."""
+"""Inputs and outputs of the service of many sessions. Times are steady, in s, unless noted."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -26,12 +26,12 @@ class Tick:
     """
     A frame, uint8 (H, W, 3) RGB, to be answered by ``due``. The service reads ``image`` until the Reply.
 
-    ``executed`` (A,), SI units: mean action since the previous Tick of the session, whatever became of that one.
+    ``executed`` (A,), SI units: mean action since the previous Tick of the session, whatever happened to that one.
     ``sequence`` increases within an episode; a Tick of another ``episode`` begins a new one. ``stamp`` [ns] of the
     observation is echoed, and is what a question refers to. Without a ``goal`` the future of standing still is imagined.
-    ``prefix`` (n, A): actions that will be executed before the answer can take over. Where ``answer`` is False the frame
-    is taken in when there is time, and is replied to with a refusal. ``plan`` (K, A): what the robot has decided to do, whose
-    future is imagined; None: the service plans.
+    ``prefix`` (n, A): actions that will be executed before the answer can take over. If ``answer`` is False, the frame is
+    taken in when there is time, and the reply is a refusal. ``plan`` (K, A): the robot's own decision, whose future is
+    imagined; None: the service plans.
     """
 
     image: np.ndarray
@@ -43,21 +43,21 @@ class Tick:
     goal: str = ''
     prefix: np.ndarray | None = None
     answer: bool = True
-    spacing: float = 0.0  # s, of the camera's images, of which the tick is one; 0: there is no choice
-    moved: float = 0.0    # s, by which ticks have come earlier since the session began, as Replies offered
+    spacing: float = 0.0  # s between the camera's images; 0: no choice of another image
+    moved: float = 0.0    # s by which ticks have moved earlier since the session began, as Replies offered
     plan: np.ndarray | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Reply:
     """
-    What a Tick was answered with: ``plan`` float32 (K, A), the first action for now, or None for tier NONE: refused.
+    The answer to a Tick: ``plan`` float32 (K, A), the first action for now, or None for tier NONE: refused.
 
-    ``reason`` says why it is not the best tier. ``predicted`` is the typical finish as seen at arrival, None where nothing
+    ``reason`` says why it is not the best tier. ``predicted`` is the typical finish predicted at arrival, None where nothing
     was promised; ``finish`` the real one. ``queue`` [s] from arrival to the first unit; ``timings`` [s]: observe, denoise and
     total. ``collision_risk`` (K,) and ``progress`` [m] by goal are those of the imagined plan. ``failed``: the model failed
-    on it; the session begins again with the next Tick. ``earlier`` [s]: the robots' ticks fit better if this one's come earlier
-    by so much (scheduler.phases).
+    on it; the session begins again with the next Tick. ``earlier`` [s]: the robots' ticks would fit better if this robot's
+    came earlier by this much (``scheduler.phases``).
     """
 
     session: int
@@ -79,7 +79,7 @@ class Reply:
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """The future that a reply's plan leads to, with its frames; ``seconds`` that decoding them took."""
+    """The imagined future of a reply's plan, with its frames; ``seconds`` that decoding them took."""
 
     reply: Reply
     future: Future
@@ -88,22 +88,22 @@ class Picture:
 
 class ServiceListener(Protocol):
     """
-    Where the results of one session go. Called one at a time by the service's thread, and by that of ``tick`` for what is
-    refused at arrival. Must return quickly, and must not call back.
+    Receives the results of one session. Called one at a time, from the service's thread, or from the thread that calls
+    ``tick`` for refusals at arrival. Must return quickly, and must not call back.
     """
 
     def replied(self, reply: Reply) -> None:
         """A Tick was answered."""
 
     def pictured(self, picture: Picture) -> None:
-        """The pictures of an earlier reply."""
+        """The images of an earlier reply were decoded."""
 
     def failed(self, reason: str, error: Exception) -> None:
         """Something of this session failed and was given up."""
 
 
 def check(tick: Tick, spec: Preset) -> None:
-    """Raise ValueError where a tick does not fit a model."""
+    """Raise ValueError if a tick does not fit a model."""
     image, executed = tick.image, np.asarray(tick.executed)
     if image.shape != (*spec.image_size, 3) or image.dtype != np.uint8:
         raise ValueError(f'image must be uint8 {(*spec.image_size, 3)} (height, width, RGB), not {image.dtype} '
@@ -127,7 +127,7 @@ def check(tick: Tick, spec: Preset) -> None:
 
 
 def require_alike(specs: list[Preset]) -> None:
-    """Raise ValueError where one model cannot stand in for another: they must speak of the same robot."""
+    """Raise ValueError if one model cannot stand in for another: they must be for the same robot."""
     for name in ('action_names', 'action_low', 'action_high', 'goals', 'step_period', 'chunk_frames'):
         values = [getattr(spec, name) for spec in specs]
         if any(value != values[0] for value in values):

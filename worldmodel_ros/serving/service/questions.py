@@ -1,4 +1,4 @@
-"""Questions on their way through the service: they wait to be begun, then their branches are jobs of their own."""
+"""Questions in the service: they wait to be begun, then each branch is a job of its own."""
 from __future__ import annotations
 
 from collections import deque
@@ -29,7 +29,7 @@ class Asked:
         self._open = len(inquiry)
 
     def ended(self, index: int, future: Future | None) -> bool:
-        """A branch has ended, with its future if it was finished; returns whether all have."""
+        """Note the end of a branch, with its future if it was finished; return whether all branches have ended."""
         self._open -= 1
         if future is not None:
             self.inquiry.finished(index, future)
@@ -55,13 +55,13 @@ class BranchJob(Job):
 
     @property
     def future(self) -> Future | None:
-        """What was imagined, once it was to its end."""
+        """The imagined future, once it is complete."""
         return self._work.result
 
 
 @dataclass(frozen=True, eq=False)
 class Waiting:
-    """A question that has not been begun; ``generation``: of the client when it asked."""
+    """A question that has not been begun; ``generation``: the client's when it asked."""
 
     client: Client
     generation: int
@@ -69,8 +69,8 @@ class Waiting:
     promise: Promise
 
     def branches(self, networks: Networks) -> list[tuple[BranchJob, Route]]:
-        """Keep the moment that the question is about; a job for each branch, and what it goes through on the best
-        model. Raises QuestionError. The service's thread's."""
+        """Capture the moment that the question is about; return a job for each branch with its route on the best model.
+        Raises QuestionError. Called from the service's thread."""
         best = self.client.models[0]
         if self.generation != self.client.generation or not best.current(self.generation):
             raise QuestionError('nothing has been observed yet, or the session has begun again: ask after a tick')
@@ -86,38 +86,38 @@ class Waiting:
         return branches
 
     def refuse(self, error: Exception) -> None:
-        """Tell those that wait for the answer why it could not be begun."""
+        """Fail the promise with the reason why the question could not be begun."""
         if isinstance(error, (SessionError, ValueError)):
             error = error if isinstance(error, QuestionError) else QuestionError(str(error))
         else:
             error = QuestionError(f'it could not be begun: {type(error).__name__}: {error}')
-        self.promise.set_exception(error.with_traceback(None))  # its frames would hold the promise, in a circle
+        self.promise.set_exception(error.with_traceback(None))  # its frames refer to the promise: a reference cycle
 
 
 class Questions:
-    """Those that wait, in the order they came. Not thread-safe: the service calls it under its lock."""
+    """Waiting questions, in order of arrival. Not thread-safe: the service calls it under its lock."""
 
     def __init__(self) -> None:
         self._waiting: deque[Waiting] = deque()
 
     def ask(self, client: Client, question: Question) -> Promise:
-        """Take a question; the promise is the one that ``Service.ask`` speaks of."""
+        """Take a question; return the promise described in ``Service.ask``."""
         promise = uncancellable_future()
         self._waiting.append(Waiting(client, client.generation, question, promise))
         return promise
 
     def next(self) -> Waiting | None:
-        """The first one, which waits no more."""
+        """Remove and return the first one; None if there is none."""
         return self._waiting.popleft() if self._waiting else None
 
     def take_expired(self, now: float) -> list[Callable[[], Any]]:
-        """What answers those whose time is over before they could be begun: ticks go first."""
+        """Remove questions that fell due before they could be begun; return functions that answer them, without branches."""
         over = [each for each in self._waiting if now >= each.question.due]
         if over:
             self._waiting = deque(each for each in self._waiting if now < each.question.due)
         return [partial(each.promise.set_result, Answer(each.client.models[0].stamp)) for each in over]
 
     def cancel(self) -> None:
-        """The service has ended."""
+        """Fail all waiting questions: the service has ended."""
         while waiting := self.next():
             waiting.promise.set_exception(QuestionError('the service was stopped'))

@@ -1,21 +1,21 @@
-"""What one robot may ask of a service that others use, too: how often, and how soon."""
+"""Limits on what one robot may ask of a shared service: how often, and how soon."""
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import isfinite
 from collections.abc import Hashable
 
-TICKS_SAVED, QUESTIONS_SAVED = 0.5, 4.0  # s of a quota that may come at once, after a pause
-_KEPT = 256                              # accounts, before those with full buckets are forgotten
+TICKS_SAVED, QUESTIONS_SAVED = 0.5, 4.0  # s of a quota that may be used in one burst after a pause
+_KEPT = 256                              # accounts, before those with full buckets are dropped
 
 
 @dataclass(frozen=True)
 class Quotas:
     """
-    Of one robot; 0 is no limit. ``ticks`` and ``questions``: as many a second. ``shortest_due`` [s]: a tick that is due
-    sooner after its arrival is refused, since a deadline that cannot be met is none.
+    Of one robot; 0 is no limit. ``ticks`` and ``questions`` per second. ``shortest_due`` [s]: a tick that is due sooner
+    after its arrival is refused, since its deadline cannot be met.
 
-    Its share of the device's time is the scheduler's: Settings.share.
+    Its share of the device's time is limited by the scheduler: ``Settings.share``.
     """
 
     ticks: float = 0.0
@@ -23,22 +23,22 @@ class Quotas:
     shortest_due: float = 0.0
 
     def __post_init__(self) -> None:
-        """Raise ValueError for what is no quota."""
+        """Raise ValueError for an invalid quota."""
         for name, value in vars(self).items():
             if not isfinite(value) or value < 0.0:
                 raise ValueError(f'{name} is {value}: it must be a number, 0 (no limit) or more')
 
 
 class TokenBuckets:
-    """A token bucket for each account: ``rate`` a second come into it, until there are as many as come in ``saved`` s."""
+    """A token bucket for each account: filled at ``rate`` per second, up to ``saved`` s worth, but at least one token."""
 
     def __init__(self, rate: float, saved: float) -> None:
         """``rate`` 0: no limit."""
         self.rate, self._full = rate, max(1.0, rate * saved)
-        self._buckets: dict[Hashable, tuple[float, float]] = {}  # tokens, and when there were so many
+        self._buckets: dict[Hashable, tuple[float, float]] = {}  # tokens, and the time of that count
 
     def take(self, account: Hashable, now: float) -> float:
-        """Take a token; return 0, or, where there is none, in how many s there will be."""
+        """Take a token and return 0; if there is none, return the time until the next one [s]."""
         if not self.rate:
             return 0.0
         if account not in self._buckets and len(self._buckets) >= _KEPT:

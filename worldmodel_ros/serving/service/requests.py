@@ -1,6 +1,6 @@
-"""What is in flight for all clients of the service: makes requests of what they want, and replies of what became of it.
+"""Everything in flight for the clients of the service: turns their ticks and questions into requests, and results into replies.
 
-Not thread-safe: the service calls it under its lock, and calls what ``take_deliveries`` gave it without.
+Not thread-safe: the service calls it under its lock, and calls what ``take_deliveries`` returns outside of it.
 """
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .quotas import QUESTIONS_SAVED, TICKS_SAVED, Quotas, TokenBuckets
 from .states import Event, State
 from .statistics import Statistics
 
-_CLOSEST = 0.05  # of the period, that images of a camera are apart
+_CLOSEST = 0.05  # of the period: the least spacing of a camera's images
 _WORDS = {Outcome.SUPERSEDED: 'a newer tick came before it was begun',
           Outcome.GIVEN_UP: 'it could not be in time any more'}
 
@@ -36,7 +36,7 @@ class Requests:
         self._scheduler, self._models, self._pictures = scheduler, models, pictures
         self._routes = routes(models)
         self._jobs: dict[int, Job] = {}
-        self._taking_in: list[Job] = []  # jobs on the device, by which sessions of the best model are seeing frames
+        self._taking_in: list[Job] = []  # jobs on the device that take in frames, with the best model
         self._numbers = itertools.count(1)
         self._quotas = quotas
         self._ticks = TokenBuckets(quotas.ticks, TICKS_SAVED)
@@ -45,9 +45,9 @@ class Requests:
         self._phases = PhaseAdvice(self._period)
 
     def tick(self, client: Client, tick: Tick, now: float) -> None:
-        """Take a tick, or refuses it."""
+        """Take a tick, or refuse it."""
         wait = self._ticks.take(client.account, now)
-        if wait:  # nothing is done for it: also its frame is not taken in
+        if wait:  # nothing is computed for it, and its frame is not taken in either
             self.statistics.counts['over_rate'] += 1
             client.total = client.total.plus(tick.executed)
             reason = f'this robot may tick {self._ticks.rate:g} times a second: again in {wait * 1e3:.0f} ms'
@@ -73,25 +73,25 @@ class Requests:
                                                     f'{soonest * 1e3:g} ms must be left')
         elif tick.answer:
             admission = self._submit(job, Kind.TICK, tick.due, self._routes, now)
-        if admission.admitted:  # else its own frame takes the place of one that waits, and goes on with its age
+        if admission.admitted:  # otherwise its frame replaces a waiting one, and inherits its age
             self._supersede(client, 'frame', now)
-        self._settle(now)  # it may have superseded another
+        self._settle(now)  # it may have superseded another tick
         self._scheduler.expect(client.number, client.timing.ticked(now))
         if not admission.admitted:
             self._refuse(job, admission, now)
             self._tick_ended(job, now)
 
     def refuse(self, client: Client, tick: Tick, reason: str, expected: float, now: float) -> None:
-        """Refuse a tick before it is looked at: its frame is not taken in. ``expected``: when it could have been begun."""
+        """Refuse a tick unexamined: its frame is not taken in. ``expected``: when it could have been begun."""
         client.total = client.total.plus(tick.executed)
         self._refuse(TickJob(client, tick, now), Admission(Tier.NONE, finish=expected, reason=reason), now)
 
     def _offer(self, client: Client, tick: Tick, now: float) -> float:
-        """By how much earlier [s] a client's ticks should come."""
+        """Return by how much earlier [s] a client's ticks should come."""
         counts = self.statistics.counts
         counts['phase_shifts_taken'] += tick.moved > client.moved
         client.moved = tick.moved
-        # What is no choice between a few images is none.
+        # Offer moves only if a period has a few images to choose from.
         spacing = tick.spacing if _CLOSEST * self._period <= tick.spacing < self._period else 0.0
         self._phases.ticked(client.number, now, tick.due - now, spacing)
         earlier = self._phases.earlier(client.number, now, *self._scheduler.batches(self._routes[Tier.TWO_STEP]))
@@ -99,7 +99,7 @@ class Requests:
         return earlier
 
     def over_questions(self, client: Client, now: float) -> QuestionError | None:
-        """Why a client may not ask now; None where it may, which counts as a question."""
+        """Return why a client may not ask now; None if it may, which counts as a question."""
         wait = self._questions.take(client.account, now)
         if not wait:
             return None
@@ -108,7 +108,7 @@ class Requests:
                              wait)
 
     def question(self, client: Client, branches: Sequence[tuple[BranchJob, Route]], due: float, now: float) -> None:
-        """Take the branches of a question; raise SessionError where the session cannot be asked."""
+        """Submit the branches of a question; raises SessionError if the session's state does not allow questions."""
         client.event(Event.ASK)
         client.questions += 1
         for job, route in branches:
@@ -120,23 +120,23 @@ class Requests:
         return self._scheduler.waiting
 
     def settled(self, client: Client) -> bool:
-        """Whether no frame of a client is in flight."""
+        """Return whether no frame of a client is in flight."""
         return not any(isinstance(job, FrameJob) and job.client is client and not job.stale
                        for job in self._jobs.values())
 
     def call(self, job: CallJob, now: float) -> None:
-        """Take what is to be done with a session in idle time."""
+        """Submit a call with a session, for idle time."""
         self._submit_idle(job, (self._models[0].unit('snapshot'),), now)
 
     def begin_anew(self, client: Client, event: Event, reason: str, now: float) -> None:
-        """A reset, a failure or the end of a session: what is in flight for it comes to nothing."""
+        """Handle a reset, a failure or the end of a session: what is in flight for it is cancelled."""
         client.begin_anew(event, reason)
         self._phases.forget(client.number)
         self._scheduler.close(client.number, now)
         self._settle(now)
 
     def next(self, now: float) -> tuple[Batch, list[Job]] | None:
-        """The next batch, and its jobs."""
+        """Return the next batch and its jobs; None if none may begin now."""
         batch = self._scheduler.next(now)
         self._settle(now)
         if batch is None:
@@ -147,7 +147,7 @@ class Requests:
         return batch, jobs
 
     def finished(self, batch: Batch, jobs: Sequence[Job], errors: Sequence[Exception | None], now: float) -> None:
-        """Take what came of a batch: what each of its jobs raised, if anything."""
+        """Take the end of a batch, with the error of each of its jobs, if any."""
         self._taking_in = []
         for entry, job, error in zip(batch.entries, jobs, errors):
             if error:
@@ -162,15 +162,15 @@ class Requests:
         self._settle(now)
 
     def wake_at(self, now: float) -> float | None:
-        """When ``next`` is worth a call if nothing else happens until then; None for never."""
+        """Return when to call ``next`` again if nothing else happens before; None for never."""
         return self._scheduler.wake_at(now)
 
     def phase(self, period: float) -> float:
-        """The best phase for another client, see Scheduler.phase."""
+        """Return the best phase for another client; see ``Scheduler.phase``."""
         return self._scheduler.phase(period)
 
     def take_deliveries(self) -> list[Callable[[], Any]]:
-        """What is to be called since the last call."""
+        """Return the calls to listeners and promises that have become due since the last call."""
         deliveries, self._deliveries = self._deliveries, []
         return deliveries
 
@@ -184,7 +184,7 @@ class Requests:
         return admission
 
     def _submit_idle(self, job: Job, route: Route, now: float, latest: str = '') -> None:
-        """``latest``: a kind of work of which only the client's newest is of use: it takes the place of the one before."""
+        """``latest``: a kind of work of which only the client's newest is of use; it replaces the one before."""
         older, since = job.client.latest.get(latest, (None, now))
         waits = older in self._jobs
         if not waits or self._jobs[older].begun is not None:
@@ -192,7 +192,7 @@ class Requests:
         self._submit(job, Kind.IDLE, math.inf, {Tier.TWO_STEP: route}, now, since)
         if latest:
             job.client.latest[latest] = next(reversed(self._jobs)), since
-        if waits:  # only now, so that what can wait has been waiting without a pause
+        if waits:  # only now, so that the background queue is never empty in between
             self._scheduler.cancel(older, now)
 
     def _supersede(self, client: Client, latest: str, now: float) -> None:
@@ -200,14 +200,14 @@ class Requests:
             self._scheduler.cancel(client.latest.pop(latest)[0], now)
 
     def _settle(self, now: float) -> None:
-        """Deal with what has ended, and with what ends by that."""
+        """Handle requests that have ended, and those that end as a result."""
         while completions := self._scheduler.completions():
             for completion in completions:
                 self._ended(self._jobs.pop(completion.request.id), completion, now)
 
     def _ended(self, job: Job, completion: Completion, now: float) -> None:
         if job.stale:
-            if isinstance(job, TickJob) and not job.answered:  # it has a frame's slot of who waits for the answer
+            if isinstance(job, TickJob) and not job.answered:  # the client frees the frame's slot on the answer
                 self.statistics.counts['stale_dropped'] += 1
                 self.statistics.replied(Tier.NONE)
                 self._deliver(job.client, job.client.listener.replied, job.reply(Tier.NONE, job.client.reason, None, now))
@@ -252,9 +252,8 @@ class Requests:
         client = job.client
         client.tick_ended()
         if client.ticks == 0 and not client.models[0].saw(job.total) and job not in self._taking_in:
-            # Refused, or answered by the smaller model. A gap in what the session has seen would cost more than an idle
-            # moment; and a model that is passed over because of what it once took could not be found fast enough again
-            # without being measured.
+            # Refused, or answered by the smaller model. A gap in the session's frames would cost more than idle time; and
+            # a model that is skipped for its slow times can only be found fast enough again if it is measured.
             route = self._models[0].tick(1) if job.tick.answer else (self._models[0].unit('observe'),)
             self._submit_idle(job.frame(), route, now, 'frame')
 
@@ -271,7 +270,7 @@ class Requests:
             self._deliveries.append(lambda: asked.promise.set_result(asked.inquiry.answer))
 
     def _failed(self, job: Job, error: Exception, now: float) -> None:
-        """A unit of a job raised, or gave what cannot be used."""
+        """Handle a unit that raised, or whose results cannot be used."""
         client, reason = job.client, f'{type(error).__name__}: {error}'
         if job.stale:
             if client.state is State.CLOSED:

@@ -1,7 +1,7 @@
 """Many sessions on one device: takes ticks and questions from any thread, and runs them in batches in one of its own.
 
-The scheduler decides what comes next, and knows requests by number; ``Requests`` knows whose they are and what becomes of
-them; the jobs know what there is to compute. Questions wait in ``Questions`` until no tick is to be done.
+The scheduler decides what runs next, and knows requests by number; ``Requests`` maps them to clients and handles their results;
+the jobs know what to compute. Questions wait in ``Questions`` while there are ticks to run.
 """
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ from .states import Event, State
 Result = TypeVar('Result')
 
 LOG = logging.getLogger(__name__)
-SWITCH_INTERVAL = 5e-4  # s that a thread of the process may run Python while another wants to
+SWITCH_INTERVAL = 5e-4  # s that a thread may hold the GIL while another waits for it
 
 
 @dataclass(frozen=True)
 class ServiceSettings:
     """
     ``sessions``: how many may be open; None for as many as the engines were made for. ``pictures``: whether predictions are
-    decoded. ``priority``: of the thread that runs the networks, under SCHED_FIFO; 0 for none. ``quotas``: of each account.
+    decoded. ``priority``: SCHED_FIFO priority of the thread that runs the networks; 0 for none. ``quotas``: of each account.
     """
 
     sessions: int | None = None
@@ -63,8 +63,8 @@ class ServiceSettings:
 class Service:
     """One device, and the one thread that runs its networks. The public methods may be called from any thread.
 
-    ``smaller``: an engine for the same robot, for the tier of that name. ``table``: step times that were measured
-    before; without, ``start`` measures them.
+    ``smaller``: an engine for the same robot, for the tier SMALLER. ``table``: step times that were measured before;
+    without it, ``start`` measures them.
     """
 
     def __init__(self, engine: Engine, smaller: Engine | None = None, settings: ServiceSettings | None = None,
@@ -86,13 +86,13 @@ class Service:
         self._clients: dict[int, Client] = {}
         self._opened = 0
         self._questions = Questions()
-        self._border: deque[CallJob | BorderJob] = deque()  # calls that are made between two batches, before any other
+        self._border: deque[CallJob | BorderJob] = deque()  # calls made between two batches, before anything else
         self._thread = WorkThread('service')
         self._wake = self._thread.wake
         self._started = self._busy = 0.0
 
     def calibrate(self) -> None:
-        """Measure the step times, unless that has been done."""
+        """Measure the step times, unless they are known."""
         if not self._calibrated:
             for networks in self._models.values():
                 with networks.engine.backend.starting_up():
@@ -100,7 +100,7 @@ class Service:
             self._calibrated = True
 
     def start(self) -> None:
-        """Start the thread, and return when it has calibrated; raise what prevents it."""
+        """Start the thread, and return when it has calibrated; raises any error of that."""
         self._thread.start(self.step, _failed, self._prepared)
 
     def stop(self) -> None:
@@ -115,9 +115,10 @@ class Service:
                 promise.set_exception(QuestionError('the service was stopped'))
 
     def open(self, listener: ServiceListener, seed: int = 0, account: Hashable = None) -> int:
-        """The number of a new session, never used before. Raises ServiceFull.
+        """Open a session; return its number, never used before. Raises ServiceFull.
 
-        ``account``: whose quotas and share of the device it is served from, alone or with others; None: its own.
+        ``account``: the one whose quotas and share of the device it is served from, alone or with other sessions; None: its
+        own.
         """
         with self._wake:
             if len(self._clients) >= self._capacity:
@@ -139,9 +140,9 @@ class Service:
             return len(self._clients) >= self._capacity
 
     def tick(self, session: int, tick: Tick) -> None:
-        """Hand over a frame; it is replied to through the listener, and where it is refused before this returns.
+        """Hand over a frame; the reply comes through the listener, for a refusal at arrival before this returns.
 
-        Raises ValueError for what does not fit the model.
+        Raises ValueError for a tick that does not fit the model.
         """
         check(tick, self.spec)
         with self._wake:
@@ -154,14 +155,14 @@ class Service:
         _deliver(deliveries)
 
     def refuse(self, session: int, tick: Tick, reason: str, expected: float) -> None:
-        """Refuse a tick whose session would have its pages only at a steady time [s]; its frame is not taken in."""
+        """Refuse a tick whose session would have its pages only at ``expected`` [s, steady]; its frame is not taken in."""
         with self._wake:
             self._requests.refuse(self._client(session), tick, reason, expected, self._clock())
             deliveries = self._requests.take_deliveries()
         _deliver(deliveries)
 
     def ask(self, session: int, question: Question) -> Promise:
-        """Ask a question; the promise holds a what_if.Answer, or raises QuestionError."""
+        """Ask a question; the promise holds a ``what_if.Answer``, or raises QuestionError."""
         with self._wake:
             client = self._client(session)
             refusal = self._requests.over_questions(client, self._clock())
@@ -172,47 +173,48 @@ class Service:
         return promise
 
     def save(self, session: int, folder: SessionFolder, name: str) -> str:
-        """Write a session to a file, in the calling thread, which waits for idle time; return what it took, in words.
+        """Write a session to a file, in the calling thread, which waits for idle time; return how long it took, in words.
         Raises SessionFileError."""
         return Transfer(self._engines[0], partial(self._call, session, loads=False)).save(folder, name)
 
     def load(self, session: int, folder: SessionFolder, name: str) -> str:
-        """Replace a session by one from a file; as ``save``. Where it raises, nothing was changed."""
+        """Replace a session by one from a file; as ``save``. If it raises, nothing was changed."""
         return Transfer(self._engines[0], partial(self._call, session, loads=False)).load(
             folder, name, partial(self._call, session, loads=True))
 
     def listen(self, session: int, listener: ServiceListener, account: Hashable) -> None:
-        """Give a session that has no tick in flight to another listener and account."""
+        """Set the listener and account of a session that has no tick in flight."""
         with self._wake:
             client = self._client(session)
             client.listener, client.account = listener, account
 
     def settled(self, session: int) -> bool:
-        """Whether no frame of a session is in flight: its border between two ticks."""
+        """Return whether no frame of a session is in flight: it is between two ticks."""
         with self._wake:
             return self._requests.settled(self._client(session))
 
     def captured(self, session: int, take: Callable[[Capture, Continuity], Result]) -> Promise[Result]:
-        """What ``take`` makes, in the service's thread, of a session as it is after the batch in progress, and of what else the
-        next answer depends on: however busy the device is, since that is when sessions are to go elsewhere. The promise raises
-        ValueError before the first frame, QuestionError when the session ends."""
+        """Return a promise of the result of ``take``, called in the service's thread right after the batch in progress, with
+        the session and what else its next answer depends on. It does not wait for idle time, since sessions move away when the
+        device is busy. The promise raises ValueError before the first frame, QuestionError when the session ends."""
         with self._wake:
             client = self._client(session)
             return self._at_border(CallJob(client, lambda live: take(live.capture(), client.continuity()),
                                            uncancellable_future(), False))
 
     def run_pieces(self, session: int | None, pieces: Iterator[None], on_host: bool, patience: float) -> None:
-        """Run what copies or fills pages: here, where the pages are in host memory; else in the service's thread, one by one,
-        of which each may wait for ``patience`` s. ``session``: whose these are, in idle time; None: of one that comes, or that
-        a robot waits for, each between the next two batches. Raises what ``pieces`` raise, and SessionFileError."""
+        """Run ``pieces`` that copy or fill pages: in this thread if the pages are in host memory, otherwise one by one in the
+        service's thread, waiting for each at most ``patience`` s. With a ``session``, whose pages these are, they run in idle
+        time; with None, for an incoming session or one that a robot waits for, each runs between the next two batches. Raises
+        what ``pieces`` raise, and SessionFileError."""
         def at_border(function: Callable[[Any], Any]) -> Promise:
             with self._wake:
                 return self._at_border(BorderJob(lambda: function(None), Promise()))
         run_pieces(pieces, on_host, at_border if session is None else partial(self._call, session, loads=False), patience)
 
     def adopt(self, session: int, stored: StoredSession, continuity: Continuity) -> Promise[None]:
-        """Have a session that has seen nothing go on as one that was captured elsewhere. Its pages are filled; what is left of
-        them is in the same turn of the service's thread."""
+        """Have a session that has seen nothing continue as one that was captured elsewhere. Pages that are not filled yet are
+        filled in the same turn of the service's thread."""
         def go_on(live: Session) -> None:
             for _ in stored.pieces():
                 pass
@@ -223,14 +225,14 @@ class Service:
             return self._at_border(CallJob(client, go_on, uncancellable_future(), True, seen, continuity.stamp))
 
     def frames_seen(self, session: int) -> int:
-        """Frames that a session has seen; 0 where it has no pages."""
+        """Return how many frames a session has seen; 0 if it has no pages."""
         with self._wake:
             live = self._client(session).models[0].session
             return live.frames_seen if live else 0
 
     def leave(self, session: int, frames: int) -> Promise[bool]:
-        """Take a session's pages from it, between two batches; False where it has seen other than ``frames`` frames, which
-        are in a store, or something is in flight for it. It goes on by ``come_back`` alone."""
+        """Free a session's pages between two batches. The promise is False if it has not seen exactly the ``frames`` frames
+        that are in a store, or if anything is in flight for it. It continues only by ``come_back``."""
         def leave(model: ModelSession) -> bool:
             with self._wake:
                 idle = client.state in (State.EMPTY, State.READY) and self._requests.settled(client)
@@ -243,8 +245,8 @@ class Service:
             return self._at_border(PagesJob(client, leave, Promise()))
 
     def come_back(self, session: int, stored: StoredSession | None, patience: float) -> None:
-        """Give a session that has left pages again, with what was read; None: it has seen nothing. Waits, for each part at
-        most ``patience`` s. Raises OutOfPages, SessionFileError; QuestionError when the session ends."""
+        """Give a session pages again after ``leave``, filled with ``stored``; None: it has seen nothing. Waits at most
+        ``patience`` s for each part. Raises OutOfPages, SessionFileError; QuestionError when the session ends."""
         if stored:
             self.run_pieces(None, stored.pieces(), stored.on_host, patience)
             stored.settle()
@@ -253,15 +255,15 @@ class Service:
         wait(back, patience)
 
     def reset(self, session: int) -> None:
-        """Forget what was seen. What is in flight comes to nothing: ticks are replied to with a refusal."""
+        """Forget all frames. What is in flight is cancelled: ticks are replied to with a refusal."""
         self._end(session, Event.RESET, 'the session was reset')
 
     def close(self, session: int) -> None:
-        """Free a session."""
+        """Close a session and free its place."""
         self._end(session, Event.CLOSE, 'the session was closed')
 
     def stats(self) -> dict:
-        """What was done since the start, as JSON values."""
+        """Return the statistics since the start, as JSON values."""
         with self._wake:
             elapsed = self._clock() - self._started
             pages = [pool.allocator.usage() for engine in self._engines for pool in engine.memory.pools]
@@ -273,7 +275,7 @@ class Service:
                     'step_times': self.table.to_dict('', self.spec.name)['rows'] if self._calibrated else []}
 
     def phase(self) -> float:
-        """The best time of a new client's ticks, steady time modulo the step period [s]: amid the widest gap."""
+        """Return the best phase of a new client's ticks, steady time modulo the step period [s]: amid the widest gap."""
         with self._wake:
             return self._requests.phase(self.spec.step_period)
 
@@ -297,18 +299,18 @@ class Service:
             if job.loads:
                 with self._wake:
                     job.client.event(Event.OBSERVED)
-        except Exception as error:  # somebody waits for the promise
+        except Exception as error:  # a thread may wait for the promise
             if not job.promise.done():
                 job.promise.set_exception(error)
 
     @contextmanager
     def _prepared(self) -> Iterator[None]:
-        realtime.apply(LOG, self.settings.priority)  # it changes what is measured
-        # Another thread that runs Python, to take a tick or to read a socket, would keep this one waiting for as long.
+        realtime.apply(LOG, self.settings.priority)  # before calibration: it changes the times
+        # Another Python thread, taking a tick or reading a socket, can keep this one waiting that long.
         sys.setswitchinterval(SWITCH_INTERVAL)
         self.calibrate()
         self._started = self._clock()
-        # A collection of what start-up has left behind takes longer than a step.
+        # Collecting the garbage of start-up takes longer than a step.
         gc.collect()
         gc.freeze()
         yield
@@ -329,7 +331,7 @@ class Service:
         return self._clients[session]
 
     def step(self) -> float | None:
-        """Do the most urgent piece of work; return how long there is none [s], None for until more comes."""
+        """Do the most urgent piece of work; return how long there is no more [s], None for until more comes."""
         if self._border:
             self._run_border(self._border.popleft())
         patience = 0.0
@@ -378,6 +380,6 @@ def _deliver(deliveries: list[Callable[[], Any]]) -> None:
 
 
 def _failed(error: Exception) -> None:
-    """Of the service itself, not of a session: others must go on."""
+    """Handle an error of the service itself, not of a session: other sessions must continue."""
     end_if_lost(error)
     LOG.error('the service goes on after an error of its own', exc_info=error)

@@ -1,4 +1,4 @@
-"""The states of a session of the service, and everything that leads from one to another."""
+"""The states of a session of the service, and the transitions between them."""
 from __future__ import annotations
 
 import enum
@@ -31,7 +31,7 @@ class Event(enum.Enum):
     CLOSE = 'be closed'
 
 
-# An event that a state does not list is illegal in it. What begins a session again ends what was in flight.
+# An event that a state does not list is illegal in it. Events that restart a session end what was in flight.
 _ALWAYS = {Event.RESET: State.EMPTY, Event.FAIL: State.EMPTY, Event.CLOSE: State.CLOSED}
 TRANSITIONS: dict[State, dict[Event, State]] = {
     State.EMPTY: {Event.TICK: State.STARTING, Event.OBSERVED: State.READY, **_ALWAYS},
@@ -48,7 +48,7 @@ TRANSITIONS: dict[State, dict[Event, State]] = {
 
 
 def after(session: int, state: State, event: Event) -> State:
-    """The state that an event leads to; raises SessionError where it is illegal."""
+    """Return the state that an event leads to; raises SessionError if the event is illegal."""
     following = TRANSITIONS[state].get(event)
     if following is None:
         raise SessionError(f'session {session} {state.value}: it cannot {event.value}')

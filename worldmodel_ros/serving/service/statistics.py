@@ -1,4 +1,4 @@
-"""What the service has done so far, as numbers."""
+"""Counters of the service."""
 from __future__ import annotations
 
 from collections import Counter, deque
@@ -7,11 +7,11 @@ import numpy as np
 
 from worldmodel_ros.control.ladder import MODEL_TIERS, Tier
 
-HISTORY = 10_000  # ticks whose predictions are remembered
+HISTORY = 10_000  # ticks whose prediction errors are kept
 
 
 class Statistics:
-    """Counts since the start. Belongs to the service, under its lock."""
+    """Counts since the start. Used by the service under its lock."""
 
     def __init__(self) -> None:
         self.counts = Counter()
@@ -24,7 +24,7 @@ class Statistics:
         self._tiers[tier] += 1
 
     def predicted(self, arrival: float, predicted: float, finish: float) -> None:
-        """Compare the finish of a tick with what was expected at its arrival."""
+        """Compare the finish of a tick with the one predicted at its arrival."""
         self._errors.append(abs(finish - predicted) / max(predicted - arrival, 1e-6))
 
     def batch_took(self, seconds: float, expected: float) -> None:
@@ -32,9 +32,9 @@ class Statistics:
         self._batch_errors.append(abs(seconds - expected) / expected)
 
     def summary(self) -> dict:
-        """Everything, as JSON values. Errors are relative to the time that was predicted: ``prediction_error`` at a
-        tick's arrival, of those that kept their tier (the others are ``lowered``: to let another robot in, mostly, and
-        are done sooner), ``step_time_error`` at the beginning of a batch."""
+        """Return everything as JSON values. Errors are relative to the predicted time: ``prediction_error`` at a tick's
+        arrival, for ticks that kept their tier (the others are ``lowered``, mostly to let another robot in, and are done
+        sooner), ``step_time_error`` at the beginning of a batch."""
         counts = {name: self.counts[name] for name in (
             'ticks', 'late', 'attempted', 'attempted_late', 'failed', 'refused_at_arrival', 'over_rate', 'due_too_soon',
             'given_up', 'stale_dropped', 'frames_taken_in_later', 'lowered', 'phase_shifts_offered',
