@@ -1,5 +1,5 @@
 """
-The server's process: takes connections over a Unix socket, and hands what robots send to their sessions.
+The server's process: takes connections over a Unix socket, and passes robots' messages to their sessions.
 
-Batches and promises belong to ``serving.service`` and ``serving.scheduler``.
+Batching and admission are in ``serving.service`` and ``serving.scheduler``.
 """

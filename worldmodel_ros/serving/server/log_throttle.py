@@ -1,4 +1,4 @@
-"""Keeps what goes wrong at the rate of ticks from filling a disk with its log."""
+"""Keeps errors at the rate of ticks from filling a disk with log lines."""
 from __future__ import annotations
 
 import logging
@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-_KEPT = 1000  # places and robots, before those that are quiet are forgotten
+_KEPT = 1000  # places and robots, before quiet ones are dropped
 
 
 class LogThrottle(logging.Filter):
@@ -21,10 +21,10 @@ class LogThrottle(logging.Filter):
         super().__init__()
         self._interval, self._clock = interval, clock
         self._lock = threading.Lock()
-        self._passed: dict[tuple[Any, ...], tuple[float, int]] = {}  # when the last one was, how many since
+        self._passed: dict[tuple[Any, ...], tuple[float, int]] = {}  # time of the last one that passed, count since
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the line is to be written."""
+        """Return whether to write the line."""
         if record.levelno < logging.WARNING:
             return True
         arguments = record.args if isinstance(record.args, tuple) else ()

@@ -1,4 +1,4 @@
-"""The server as a process: loads the models, serves until a signal comes, ends in good order."""
+"""The server as a process: loads the models, serves until a signal comes, and shuts down cleanly."""
 from __future__ import annotations
 
 import logging
@@ -24,42 +24,42 @@ if TYPE_CHECKING:
     from worldmodel_ros.serving.service.service import Service
 
 _log = logging.getLogger(__name__)
-SESSIONS = 8          # robots at a time, unless told otherwise
-_LOG_INTERVAL = 10.0  # s, between two lines that are alike
-RATE = 2.0            # ticks of a robot in one period of its model: it sends one
-_MESSAGES = 4.0       # that are read of a robot, for each tick that is allowed
+SESSIONS = 8          # robots at a time, by default
+_LOG_INTERVAL = 10.0  # s between two similar lines
+RATE = 2.0            # ticks allowed to a robot per period of its model; normally it sends one
+_MESSAGES = 4.0       # messages read from a robot for each allowed tick
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line asks for."""
+    """Options of the command line."""
 
     model: str = 'tiny'
-    smaller: str = ''     # model for robots for which there is no time for the other one; empty: none
+    smaller: str = ''     # model for robots when there is no time for ``model``; empty: none
     backend: str = 'auto'
     sessions: int = SESSIONS  # robots at a time
     threads: int = 1      # of one network call on a CPU
     gpus: int = 1         # that ``model`` is divided among,
     parallel: str = 'sequence'  # and how
     realtime_priority: int = 0
-    ticks: float | None = None   # a second, of one robot; None: RATE times as many as its model's period has; 0: any
-    questions: float = 4.0       # a second, of one robot; 0: any number
-    share: float = 0.0           # of the compute time, that is one robot's own; 0: equal parts
+    ticks: float | None = None   # per second and robot; None: RATE per period of the model; 0: no limit
+    questions: float = 4.0       # per second and robot; 0: no limit
+    share: float = 0.0           # each robot's fraction of the compute time; 0: equal parts
     shortest_due: float = 0.002  # s from a tick's arrival to when its answer is due
-    idle: float = 60.0           # s, after which a robot that sends nothing loses its session; 0: never
+    idle: float = 60.0           # s after which a robot that sends nothing loses its session; 0: never
     session_directory: str = ''  # for saved sessions; empty: see session_folder.default_folder
     session_files_max: int = MAX_FILES  # in it
-    session_disk_mb: float = MAX_MB     # that they may have together
+    session_disk_mb: float = MAX_MB     # MB of all of them
     store: str = ''              # folder or URL in which sessions are kept while they tick; empty: they are not
-    store_memory_mb: float = 256.0  # MB of them that are in this process's memory, too; 0: none
-    host_address: str = ''       # wss://host:port of the gateway before this server, by which other hosts' servers reach it;
+    store_memory_mb: float = 256.0  # MB of them that are also kept in this process's memory; 0: none
+    host_address: str = ''       # wss://host:port of this server's gateway, by which other hosts' servers reach it;
     host_token: str = ''         # files with which it reaches theirs: the token,
     host_ca: str = ''            # the authorities of their certificates,
     host_certificate: str = ''   # and its own with the key
-    resident: int = 0            # of the sessions, those that have pages at a time, the others being in the store; 0: all
+    resident: int = 0            # sessions that have pages at a time, the others being in the store; 0: all
 
     def __post_init__(self) -> None:
-        """Raise ValueError for values without sense."""
+        """Raise ValueError for invalid values."""
         Quotas(self.ticks or 0.0, self.questions, self.shortest_due)
         Settings(share=self.share)
         if not 0 <= self.resident or (self.resident and not self.store):
@@ -73,20 +73,20 @@ class Options:
         self.folder()
 
     def folder(self) -> SessionFolder:
-        """Return the folder for sessions; raises ValueError for bounds without sense."""
+        """Return the folder for sessions; raises ValueError for invalid limits."""
         path = Path(self.session_directory).expanduser() if self.session_directory else default_folder()
         return SessionFolder(path, self.session_files_max, self.session_disk_mb)
 
 
 class _Interrupted(BaseException):
-    """A signal came. No Exception: no handler on the way may swallow it."""
+    """A signal came. Not an Exception, so that no handler swallows it."""
 
 
 def serve(path: Path, options: Options) -> int:
     """
-    Serve at a socket until SIGINT or SIGTERM; return the exit code. To be called from the main thread.
+    Serve at a socket until SIGINT or SIGTERM; return the exit code. Call it from the main thread.
 
-    Raises AddressError, ModelError, ValueError for what cannot be served.
+    Raises AddressError, ModelError or ValueError if it cannot serve.
     """
     from worldmodel_ros.serving.transport.address import ListeningSocket
 
@@ -98,7 +98,7 @@ def serve(path: Path, options: Options) -> int:
     try:
         _serve(listening, options)
     except BaseException as error:
-        # While it starts up, a library that is being loaded may turn the signal into an error of its own.
+        # During start-up, a library that is being loaded may turn the signal into an error of its own.
         if not _is_of_signal(error):
             if isinstance(error, RuntimeError):
                 end_if_lost(error)
@@ -114,7 +114,7 @@ def _is_of_signal(error: BaseException | None) -> bool:
 
 
 def log_handler(stream: TextIO) -> logging.Handler:
-    """Return what writes the server's log; of what is repeated all the time, a line now and then."""
+    """Return the handler of the server's log, which throttles repeated lines."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(logging.Formatter('%(asctime)s %(levelname)s %(message)s'))
     handler.addFilter(LogThrottle(_LOG_INTERVAL))
@@ -126,7 +126,7 @@ def _serve(listening, options: Options) -> None:
     from worldmodel_ros.serving.service.service import Service, ServiceSettings
     from .server import Limits, Server
 
-    # A robot that connects again may find its former session not closed yet: room for one more.
+    # One more, since a robot may reconnect before its former session is closed.
     places = min(options.resident or options.sessions, options.sessions) + 1
     engine = load(options.model, options.backend, options.threads, places, options.gpus, options.parallel)
     smaller = load(options.smaller, options.backend, options.threads, options.sessions + 1) if options.smaller else None
@@ -134,9 +134,9 @@ def _serve(listening, options: Options) -> None:
     quotas = Quotas(ticks, options.questions, options.shortest_due)
     service = Service(engine, smaller, ServiceSettings(
         sessions=options.sessions, scheduling=Settings(share=options.share), quotas=quotas))
-    # Before the calibration, whose times it changes. The threads that are started later inherit it.
+    # Before the calibration, whose times it changes. Threads started later inherit it.
     realtime.apply(_log, options.realtime_priority, all_threads=True)
-    # As in the node: the engine's thread may hold the interpreter for so long while an answer waits to be sent.
+    # As in the node: the engine's thread may hold the GIL this long while an answer waits to be sent.
     sys.setswitchinterval(0.0005)
     try:
         service.start()

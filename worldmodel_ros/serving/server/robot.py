@@ -1,4 +1,4 @@
-"""The server's side of one robot: what comes over its connection goes into its session, and the replies go back."""
+"""The server's side of one robot: passes messages from its connection to its session, and replies back."""
 from __future__ import annotations
 
 import json
@@ -33,23 +33,23 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _QUESTIONS = 16      # that one robot may have open at a time; each holds memory
-_UNREAD = 64 << 20   # bytes of pictures that one robot may leave unread; they are the server's memory until then
+_UNREAD = 64 << 20   # bytes of images that one robot may leave unread; until read they occupy the server's memory
 
 
 class Robot:
     """
-    One session of the service, as its listener, and the connection to the front end that it is for.
+    One session of the service, as its listener, and the connection to its front end.
 
-    ``receive`` belongs to the server's thread; replies come from the service's. One that is ``parked`` has lost its
-    connection, and gets another one by ``attach``.
+    ``receive`` is called from the server's thread; replies come from the service's. After ``park`` it has no connection,
+    until ``attach`` gives it another one.
     """
 
     def __init__(self, name: str, pid: int, connection: Connection, service: Service, shows: Executor,
                  files: Executor, folder: SessionFolder, keeper: Keeper | None = None, linger: float = 0.0) -> None:
         """
-        ``linger`` [s]: for so long the session is to wait for its robot when the connection is lost.
-        ``shows``: where pictures are sent from, which takes too long for the service's thread; ``files``: where sessions
-        are saved and loaded, in ``folder``. ``keeper``: keeps the session in a store, if the robot has a name for it.
+        ``linger`` [s]: how long the session waits for its robot when the connection is lost.
+        ``shows``: sends images, which takes too long for the service's thread; ``files``: saves and loads sessions, in
+        ``folder``. ``keeper``: keeps the session in a store, if the robot names it.
         """
         self.name, self.pid = name, pid
         self._connection, self._service, self._shows = connection, service, shows
@@ -60,23 +60,23 @@ class Robot:
         self._session = ''
         self._keeper, self._kept = keeper, None
         self._holding = threading.RLock()  # a tick may be replied to before it is handed over
-        self._held: list[Tick] | None = None  # what came while the session moves
-        self._border: threading.Event | None = None  # set when a tick has been answered, if somebody waits for that
-        self._showing = False  # pictures of a tick are on their way
-        self._questions: set[int] = set()  # numbers of those that are open
-        self._unread = 0  # bytes of pictures that were sent since all had been read
+        self._held: list[Tick] | None = None  # ticks that came while the session moves
+        self._border: threading.Event | None = None  # set when a tick has been answered, if ``hold`` waits for that
+        self._showing = False  # images of a tick are being sent
+        self._questions: set[int] = set()  # numbers of the open ones
+        self._unread = 0  # bytes of images sent since all had been read
         self._counting = threading.Lock()
         self._counts: Counter[str] = Counter()
-        self.gone = ''  # why its connection is not served any more
+        self.gone = ''  # why its connection is no longer served
         self.linger = linger
         self._sending = threading.RLock()
-        self._newest, self._note = 0, ''  # tick that was taken, and what the front end has noted
+        self._newest, self._note = 0, ''  # number of the newest tick, and the front end's newest note
         self._answer_to_newest: Any = None
 
     def open(self, session: str) -> None:
         """
-        Open the robot's session and tell it what it is connected to; where a keeper has to look for what it calls
-        ``session``, soon. Raises ServiceFull, ConnectionLost.
+        Open the robot's session and welcome it; asynchronously if a keeper has to look up ``session``. Raises ServiceFull,
+        ConnectionLost.
         """
         self._session = session
         if self._keeper and session:
@@ -87,7 +87,7 @@ class Robot:
 
     @property
     def session(self) -> str:
-        """What the robot calls its session; empty: it has no name for it."""
+        """The robot's name for its session; empty: it has none."""
         return self._session
 
     @property
@@ -101,7 +101,7 @@ class Robot:
         return bool(self._questions)
 
     def receive(self, message: Any) -> None:
-        """Take a message of the front end. Raises MessageError for one that makes no sense."""
+        """Take a message of the front end. Raises MessageError for an invalid one."""
         if not self._number:
             raise MessageError(f'{type(message).__name__} before Welcome')
         handle = {messages.Tick: self._on_tick, messages.Question: self._on_question, messages.Note: self._on_note,
@@ -114,7 +114,7 @@ class Robot:
             raise MessageError(f'{type(message).__name__}: {error}') from error
 
     def park(self) -> bool:
-        """Have the session wait, without a connection, if it is to; return whether it does."""
+        """Have the session wait without a connection, if it may linger; return whether it does."""
         if not self.linger or not self._number:
             return False
         with self._sending:
@@ -124,7 +124,7 @@ class Robot:
         return True
 
     def attach(self, connection: Connection, pid: int, linger: float) -> None:
-        """Go on over another connection: with what was noted, and the answer to the newest tick."""
+        """Continue over another connection, beginning with the newest note and the answer to the newest tick."""
         self._connection, self.pid, self.linger = connection, pid, linger
         if self._kept:
             self._keeper.submit(self._contained(self._attach_kept))
@@ -132,7 +132,7 @@ class Robot:
             self._attach()
 
     def close(self) -> None:
-        """Close the session; nothing is sent any more."""
+        """Close the session; nothing more is sent."""
         self.gone = self.gone or 'closed'
         if self._kept:
             self._keeper.submit(self._contained(self._keeper.end), self._kept)
@@ -140,9 +140,9 @@ class Robot:
             self._service.close(self._number)
 
     def hold(self, patience: float) -> None:
-        """See fleet.move.Moving. Raises TimeoutError."""
+        """See ``fleet.move.Moving``. Raises TimeoutError."""
         border = self._border = threading.Event()
-        border.wait(2.0 * self._service.spec.step_period)  # one that does not tick has no border to wait for
+        border.wait(2.0 * self._service.spec.step_period)  # times out if the robot does not tick
         with self._holding:
             if self._held is None:
                 self._held = []
@@ -153,7 +153,7 @@ class Robot:
             time.sleep(0.0005)
 
     def release(self) -> None:
-        """See fleet.move.Moving."""
+        """See ``fleet.move.Moving``."""
         self._border = None
         with self._holding:
             held, self._held = self._held or [], None
@@ -161,13 +161,13 @@ class Robot:
                 self._hand_over(tick)
 
     def send_to(self, address: str, generation: int) -> None:
-        """See fleet.move.Moving."""
-        self.linger = 0.0  # first: its client leaves as soon as it knows, and is not to be waited for
+        """See ``fleet.move.Moving``."""
+        self.linger = 0.0  # first: its client leaves as soon as it knows, and must not be waited for
         self._send(messages.Moved(address, generation))
         self._end(f'its session has moved to {address}')
 
     def status(self) -> dict[str, Any]:
-        """Return what ``worldmodel serve --status`` tells of this robot."""
+        """Return this robot's part of ``worldmodel serve --status``."""
         kept = {'session': self._kept.name, 'generation': self._kept.generation} if self._kept else {}
         with self._counting:
             return {'robot': self.name, 'pid': self.pid, **kept, **self._counts}
@@ -176,7 +176,7 @@ class Robot:
         """Send the answer to a tick."""
         self._count('refused' if reply.tier is Tier.NONE else reply.tier.name.lower())
         if self._border:
-            # From here on, so that there is the time of a whole period until the next one is missed.
+            # Hold from right after an answer, so that a whole period is left until the next one is missed.
             with self._holding:
                 if self._held is None and not self._border.is_set():
                     self._held = []
@@ -190,13 +190,13 @@ class Robot:
             self._send(message)
 
     def pictured(self, picture: Picture) -> None:
-        """Send what a plan is expected to lead to; dropped where the last pictures are not even sent."""
+        """Send the imagined images of a plan; drop them if earlier ones are still being sent."""
         if not self._showing:
             self._showing = True
             self._shows.submit(self._contained(self._show), picture)
 
     def failed(self, reason: str, error: Exception) -> None:
-        """Note what was given up."""
+        """Count and log a failure."""
         self._count('failures')
         _log.error('%s: %s', self.name, reason, exc_info=error)
         end_if_lost(error)
@@ -205,7 +205,7 @@ class Robot:
         self._count('ticks')
         self._newest, self._answer_to_newest = tick.number, None
         self._on_note(tick)
-        # Copied: the service may look at it later than it answers, and then the slot is the front end's again.
+        # Copied: the service may read it after the answer, when the slot belongs to the front end again.
         taken = Tick(self._slots.read(tick.slot, tick.number), tick.executed, tick.due, tick.number, tick.stamp, tick.episode,
                      tick.goal, tick.prefix if tick.prefix.size else None, tick.answer, tick.spacing, tick.moved,
                      tick.plan if tick.plan.size else None)
@@ -333,7 +333,7 @@ class Robot:
     def _show(self, picture: Picture) -> None:
         self._showing = False
         reply, future = picture.reply, picture.future
-        # The service encodes, commits and plans in one unit.
+        # The unit 'observe' encodes, commits and plans.
         timings = {**reply.timings, 'queue': reply.queue, 'commit': reply.timings.get('observe', 0.0),
                    'decode': picture.seconds}
         self._send_pictures(messages.Imagined(
@@ -342,7 +342,7 @@ class Robot:
 
     def _answer(self, number: int, promise: Promise, asking: Connection) -> None:
         if asking is not self._connection:
-            return  # who has come since then has not asked
+            return  # the client that asked is gone
         self._questions.discard(number)
         refusal = _refusal(promise)
         if refusal:
@@ -391,19 +391,19 @@ class Robot:
 
     def _end(self, reason: str) -> None:
         self.gone = reason
-        self._connection.shutdown()  # the server's thread sees it end, and closes
+        self._connection.shutdown()  # the server's thread notices, and closes it
 
     def _contained(self, function: Callable[..., None]) -> Callable[..., None]:
         def call(*arguments: Any) -> None:
             try:
                 function(*arguments)
-            except Exception:  # an executor would keep it to itself
+            except Exception:  # an executor would swallow it
                 _log.exception('%s: sending failed', self.name)
         return call
 
 
 def _told(reply: Reply) -> messages.Planned | messages.Refused | messages.Failed:
-    """What a robot is told of a tick."""
+    """Return the message that tells a robot the reply to a tick."""
     if reply.failed:
         return messages.Failed(reply.sequence, reply.reason)
     predicted = reply.finish if reply.predicted is None else reply.predicted
@@ -414,7 +414,7 @@ def _told(reply: Reply) -> messages.Planned | messages.Refused | messages.Failed
 
 
 def _refusal(promise: Promise) -> str:
-    """Why a promise has no result; empty where it has one."""
+    """Return why a promise has no result; empty if it has one."""
     if promise.cancelled():
         return 'the session was closed meanwhile'
     error = promise.exception()

@@ -1,4 +1,4 @@
-"""Takes connections, and hands what comes over them to the sessions of one service."""
+"""Takes connections, and passes their messages to the sessions of one service."""
 from __future__ import annotations
 
 import json
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
     from worldmodel_ros.serving.service.service import Service
 
 _log = logging.getLogger(__name__)
-_CONNECTIONS = 256  # at most, of robots and of those that ask for the status
-_OF_A_PROCESS = 64   # of them, of one process
-_ATTEMPTS = 4.0     # sessions a second that one process may open, for each costs the others time
-_ATTEMPTS_SAVED = 4.0  # s of that which may come at once
-_IN_A_ROW = 16      # messages of one connection, before the others have their turn
-_HELLO = 5.0        # s, in which a connection says what it is for
-_LOOK = 1.0         # s, between two looks at who is idle
-_SAVED = 2.0        # s of messages that may come at once
-_ROBOT_COMES = 10.0  # s, after which a session that was taken over for a robot is given up
-_LONGEST_LINGER = 120.0  # s, for which a session may wait for its robot
+_CONNECTIONS = 256  # at most, of robots and of status requests
+_OF_A_PROCESS = 64   # of them, from one process
+_ATTEMPTS = 4.0     # sessions per second that one process may open, since each costs the others time
+_ATTEMPTS_SAVED = 4.0  # s of that allowed in one burst
+_IN_A_ROW = 16      # messages of one connection before the others have their turn
+_HELLO = 5.0        # s in which a connection must send its first message
+_LOOK = 1.0         # s between two checks for idle connections
+_SAVED = 2.0        # s of messages allowed in one burst
+_ROBOT_COMES = 10.0  # s after which a session that was taken over is given up unless its robot has come
+_LONGEST_LINGER = 120.0  # s that a session may wait for its robot
 
 
 @dataclass(frozen=True)
 class Limits:
     """
-    Of each connection; 0 is no limit. ``idle`` [s]: one from which nothing has come for so long ends. ``messages``: as many
-    a second are read; the rest waits in the sender's own buffer, since also to refuse them takes time from the others.
+    Of each connection; 0 is no limit. ``idle`` [s]: a connection that is silent for this long is closed. ``messages``: as many
+    are read per second; the rest waits in the sender's buffer, since even refusing them would take time from the others.
     """
 
     idle: float = 0.0
@@ -54,22 +54,22 @@ class Limits:
 @dataclass
 class _Peer:
     pid: int
-    heard: float  # when something last came, steady time in s
-    robot: Robot | None = None  # None: it has not said hello
-    resumed: float = 0.0        # when it is read again, as too much has come; 0: it is being read
+    heard: float  # time of its last message, steady, in s
+    robot: Robot | None = None  # None before its Hello
+    resumed: float = 0.0        # when reading resumes after too many messages; 0: it is being read
 
     @property
     def account(self) -> tuple[int, str]:
-        """Who pays for its messages: not the connection, or a new one would be read again at once."""
+        """The account for its messages: not the connection, since a new one would be read at once."""
         return self.pid, self.robot.name if self.robot else ''
 
 
 class Server:
     """
-    Serves until ``run`` is left by an exception, such as one that a signal's handler raises.
+    Serves until ``run`` is left by an exception, such as one raised by a signal handler.
 
-    One thread takes in messages; networks run in the service's, pictures are sent from a third one, and a fourth one
-    saves and loads sessions, in ``folder``. ``keeper``: keeps sessions in a store, by threads of its own.
+    One thread takes in messages; networks run in the service's thread, images are sent from a third one, and a fourth one
+    saves and loads sessions, in ``folder``. ``keeper``: keeps sessions in a store, in threads of its own.
     """
 
     def __init__(self, service: Service, listening: ListeningSocket, folder: SessionFolder,
@@ -80,12 +80,12 @@ class Server:
         self._selector.register(listening, selectors.EVENT_READ)
         self._hellos = TokenBuckets(_ATTEMPTS, _ATTEMPTS_SAVED)
         self._peers: dict[Connection, _Peer] = {}
-        self._parked: dict[str, tuple[Robot, float]] = {}  # sessions that wait for their robots, and until when
+        self._parked: dict[str, tuple[Robot, float]] = {}  # sessions waiting for their robots, and until when
         self._shows = ThreadPoolExecutor(1, 'pictures')
         self._files, self._folder = ThreadPoolExecutor(1, 'files'), folder
         self._begun = self._looked = time.monotonic()
         self._refused = self._paused = 0
-        # One session at a time; those that wait are in the way of none that comes.
+        # Own thread: one session moves out at a time, and waiting moves do not block incoming sessions.
         self._moves = ThreadPoolExecutor(1, 'moves')
 
     def run(self, timeout: float | None = None) -> None:
@@ -108,7 +108,7 @@ class Server:
         for session in list(self._parked):
             self._end_parked(session)
         self._shows.shutdown(cancel_futures=True)
-        self._files.shutdown(wait=False, cancel_futures=True)  # what is on its way ends with its session
+        self._files.shutdown(wait=False, cancel_futures=True)  # transfers in progress end with their sessions
         self._moves.shutdown(cancel_futures=True)
         if self._keeper:
             self._keeper.close()
@@ -171,7 +171,7 @@ class Server:
         elif peer.robot is not None:
             peer.robot.receive(message)
         elif isinstance(message, messages.Hello):
-            # Whose session was moved here is sent here by a server: many of these may come by one gateway.
+            # Not limited for sessions that were moved here: many of their robots may come through one gateway.
             expected = self._keeper is not None and self._keeper.expects(message.session)
             if not expected and (wait := self._hellos.take(peer.pid, time.monotonic())):
                 raise MessageError(f'process {peer.pid} has opened sessions too often: again in {wait:.2f} s')
@@ -182,13 +182,13 @@ class Server:
             raise MessageError(f'{type(message).__name__} before Hello')
 
     def _open(self, connection: Connection, peer: _Peer, hello: messages.Hello) -> None:
-        linger = min(max(0.0, hello.linger), _LONGEST_LINGER) if hello.session else 0.0  # what is no number is 0
+        linger = min(max(0.0, hello.linger), _LONGEST_LINGER) if hello.session else 0.0  # NaN counts as 0
         before = next((each for each, other in self._peers.items() if hello.session and other.robot is not None
                        and other.robot.linger and other.robot.session == hello.session), None)
-        if before is not None:  # whose end is not known yet
+        if before is not None:  # its loss was not noticed yet
             self._drop(before, 'its session goes on over a newer connection', waits=True)
         robot, _ = self._parked.pop(hello.session, (None, 0.0))
-        # The connection's before it is opened: what is lost while it is welcomed is closed with the connection.
+        # Assigned before it is opened: if the connection is lost during the welcome, the robot is closed with it.
         if robot is not None:
             peer.robot = robot
             robot.attach(connection, peer.pid, linger)
@@ -210,7 +210,7 @@ class Server:
         robot.close()
 
     def _fleet(self, connection: Connection, message: messages.Move | messages.Prepare | messages.TakeOver) -> None:
-        """Do what another server, or who runs them, asks for; it takes a while, and so another thread."""
+        """Handle a request of another server or an operator, in another thread since it takes a while."""
         keeper = self._keeper
         if keeper is None:
             raise MessageError('this server keeps no sessions in a store: start it with --store')
@@ -227,7 +227,7 @@ class Server:
             refusal = ''
             try:
                 work()
-            except Exception as error:  # somebody waits for the answer
+            except Exception as error:  # the peer waits for an answer
                 refusal = str(error) or type(error).__name__
                 _log.warning('%s of session %s: %s', type(message).__name__, message.session, refusal)
             try:
@@ -251,7 +251,7 @@ class Server:
                   session, target, moved.held * 1e3, moved.stored * 1e3, in_words(moved.parts))
 
     def _heard(self, connection: Connection) -> None:
-        """Note that a message has come, and pause where there are too many."""
+        """Note that a message has come, and pause the connection if there are too many."""
         peer, now = self._peers[connection], time.monotonic()
         peer.heard = now
         wait = self._messages.take(peer.account, now)
@@ -261,12 +261,12 @@ class Server:
             self._paused += 1
 
     def _patience(self, longest: float) -> float:
-        """For how long to wait for messages [s]."""
+        """Return how long to wait for messages [s]."""
         resumed = [peer.resumed for peer in self._peers.values() if peer.resumed]
         return max(0.0, min(longest, min(resumed) - time.monotonic())) if resumed else longest
 
     def _resume(self) -> None:
-        """Go on to read what was not read for a while."""
+        """Resume reading paused connections whose time has come."""
         now = time.monotonic()
         for connection, peer in self._peers.items():
             if peer.resumed and peer.resumed <= now:
@@ -275,7 +275,7 @@ class Server:
                 self._selector.register(connection, selectors.EVENT_READ)
 
     def _end_idle(self) -> None:
-        """End the connections that hold a place, and do nothing with it."""
+        """Close idle connections, and end parked sessions whose time is over."""
         now = time.monotonic()
         if now - self._looked < _LOOK:
             return
@@ -301,7 +301,7 @@ class Server:
             pass  # it is being closed anyway
 
     def _drop(self, connection: Connection, reason: str, waits: bool = False) -> None:
-        """``waits``: the robot may come back to its session."""
+        """Drop a connection; ``waits``: the session may wait for its robot to come back."""
         peer = self._peers.pop(connection)
         robot = peer.robot
         if not peer.resumed:
