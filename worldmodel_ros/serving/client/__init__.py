@@ -1,5 +1,5 @@
 """
-The robot's side of a shared engine: sends observations, notices a loss, and falls back to the robot's own model.
+The robot's side of a shared engine: sends observations, detects a lost server, and falls back to the robot's own model.
 
-The own model's loop is ``control``; bytes on the socket are ``serving.transport``.
+The own model's loop is in ``control``, the socket protocol in ``serving.transport``.
 """

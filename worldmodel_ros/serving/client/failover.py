@@ -1,4 +1,4 @@
-"""Which engine drives the robot: the server's while that can be had, the robot's own whenever it cannot."""
+"""Selects the engine that drives the robot: the server's while it is available, otherwise the robot's own."""
 from __future__ import annotations
 
 import math
@@ -23,19 +23,19 @@ from .link import Link
 from .network import Endpoint
 from .worker import RemoteWorker
 
-TRIALS = 20    # observations that a server which was away is tried with before it is trusted again: 2 s at 10 Hz
-_MISSES = 0.1  # share of them that it may leave without a plan in time
-_MOST = 80     # trials of a server that was lost again and again, soon after it had been trusted
-_SETTLED = 30  # s of driving, after which what was before is forgotten
+TRIALS = 20    # observations with which a server that was away is tried before it is trusted again: 2 s at 10 Hz
+_MISSES = 0.1  # fraction of them that may be left without a plan in time
+_MOST = 80     # trials at most, for a server that is repeatedly lost soon after it was trusted
+_SETTLED = 30  # s of driving after which earlier losses no longer count
 
 
 class FailoverWorker:
     """
-    A control.worker.Worker made of two, the server's and ``own``, which share one responder.
+    A ``control.worker.Worker`` made of two, the server's and ``own``, which share one responder.
 
-    While the server drives, the own engine is loaded and idle. When the server is lost, the own one takes over with
-    the observation that is not answered yet, and begins a session of its own; meanwhile the last plan bridges. A
-    server that is back gets the observations too, as trials whose answers are not used, and drives again once it has answered
+    While the server drives, the own engine is loaded and idle. When the server is lost, the own engine takes over with
+    the observation that is not answered yet, and begins a session of its own; meanwhile the last plan bridges the gap. A
+    server that is back gets the observations as trials, whose answers are not used, and drives again once it has answered
     nearly all of the last TRIALS in time; it needs twice as many each time that it is soon lost again. The first server
     of an activation drives at once.
     """
@@ -44,34 +44,34 @@ class FailoverWorker:
                  executed: Callable[[int | None, int], np.ndarray], responder: Responder, listener: Listener,
                  say: Callable[[str], None], earlier: Callable[[float], None] = lambda seconds: None,
                  files: tuple[str, str, str] = ('', '', '')) -> None:
-        """``spec``: of the own model. ``say`` is told, in words, of each change of what drives and why; ``earlier`` and
-        ``files`` as for RemoteWorker."""
+        """``spec``: of the own model. ``say`` is called with a text for each change of the driving engine; ``earlier`` and
+        ``files`` as for ``RemoteWorker``."""
         self._own, self._spec, self._say, self._path = own, spec, say, path
         self._remote = RemoteWorker(path, robot, spec, executed, responder, listener, self, earlier, files)
         self._lock = threading.RLock()
         self._link: Link | None = None
-        self._driving = False  # the server is
+        self._driving = False  # whether the server drives
         self._untried = True
         self._trials: deque[bool] = deque(maxlen=TRIALS)
-        self._trusted = -math.inf  # when the server had passed its trials, steady time in s
+        self._trusted = -math.inf  # when the server passed its trials, steady time in s
         self._newest: tuple[int, int] | None = None  # number of the newest observation
         self._reason = 'it is being connected'
 
     @property
     def backend(self) -> str:
-        """What runs the networks at present, and where."""
+        """What runs the networks at present, and whether on the server."""
         with self._lock:
             return f'{self._link.backend} of the server' if self._driving and self._link else self._own.backend
 
     @property
     def degraded_reason(self) -> str:
-        """Why the own engine drives; empty where the server does."""
+        """Why the own engine drives; empty if the server does."""
         with self._lock:
             return '' if self._driving else f'the server is not used: {self._reason}'
 
     @property
     def image_size(self) -> tuple[int, int]:
-        """Size (H, W) of observations that are good for both models [pixels]."""
+        """Size (H, W) of observations that are large enough for both models [pixels]."""
         with self._lock:
             sizes = [self._spec.image_size, *([self._link.spec.image_size] if self._link else [])]
             return max(sizes)
@@ -89,7 +89,7 @@ class FailoverWorker:
             self._link, self._driving = None, False
 
     def submit(self, observation: Observation) -> bool:
-        """Hand over an observation; as Worker.submit."""
+        """Hand over an observation; as ``Worker.submit``."""
         with self._lock:
             self._newest = observation.number
             if self._driving:
@@ -102,16 +102,16 @@ class FailoverWorker:
             return dropped
 
     def ask(self, question: Question) -> Promise:
-        """Ask a what-if question; as Worker.ask."""
+        """Ask a what-if question; as ``Worker.ask``."""
         return self._engine().ask(question)
 
     def save(self, folder: SessionFolder, name: str, patience: float = PATIENCE) -> str:
-        """Write the session that drives to a file; as Worker.save, but into the server's folder where that drives."""
+        """Write the driving session to a file; as ``Worker.save``, but into the server's folder if the server drives."""
         engine = self._engine()
         return self._remote.save(name) if engine is self._remote else self._own.save(folder, name, patience)
 
     def load(self, folder: SessionFolder, name: str, patience: float = PATIENCE) -> str:
-        """Replace the session that drives; as ``save``."""
+        """Replace the driving session; as ``save``."""
         engine = self._engine()
         return self._remote.load(name) if engine is self._remote else self._own.load(folder, name, patience)
 
@@ -125,7 +125,7 @@ class FailoverWorker:
 
     def away(self, reason: str, observation: Observation | None, idle: bool = False) -> None:
         with self._lock:
-            # One that has ended an idle session has done nothing wrong: it drives again at once.
+            # A server that has only ended an idle session drives again at once.
             self._untried, self._link = idle, None
             drove, self._driving = self._driving, False
             news, self._reason = drove or reason != self._reason, reason

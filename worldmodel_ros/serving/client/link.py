@@ -1,4 +1,4 @@
-"""The front end's handshake with the server: is it there, and does it serve this robot?"""
+"""The front end's handshake with the server: whether it is there and serves this robot."""
 from __future__ import annotations
 
 import json
@@ -21,8 +21,8 @@ from .network import connect as connect_over_network
 
 HANDSHAKE_TIMEOUT = 0.5  # s
 _Answer = TypeVar('_Answer')
-_REDIRECTS = 4  # a fleet's front says where a session is, and that may just have changed
-# What a command means, and when: it must be the same for the model of the server and for the one that steps in.
+_REDIRECTS = 4  # a fleet's front end tells where a session is, which may just have changed
+# What commands mean, and their timing: these must agree between the server's model and the robot's own.
 _OF_THE_ROBOT = ('step_period', 'action_names', 'action_low', 'action_high', 'goals')
 
 
@@ -31,11 +31,11 @@ class Unavailable(RuntimeError):
 
 
 class Outdated(Unavailable):
-    """The server has an older generation of the session than the robot has been told, or knows nothing of it any more."""
+    """The server has an older generation of the session than the robot was told, or no longer knows it."""
 
 
 class SentOn(Unavailable):
-    """The session is on another host, at the gateway ``address``, where its robot has to connect by itself."""
+    """The session is on another host, at the gateway ``address``, to which its robot must connect itself."""
 
     def __init__(self, address: str) -> None:
         super().__init__(f'the session is at {address}')
@@ -50,14 +50,14 @@ class Link:
     slots: FrameSlots | NetworkSlots
     spec: Preset
     backend: str
-    generation: int = 0  # of the session, where the server keeps it in a store
+    generation: int = 0  # of the session, if the server keeps it in a store
     frames: int = 0      # that the session had seen before
-    number: int = 0      # of the newest tick that it was given before,
+    number: int = 0      # of the newest tick that it got before,
     answered: bool = False  # whether the answer to that will come,
     note: str = ''       # and the newest note
 
     def receive(self, timeout: float) -> tuple[Any, np.ndarray | None] | None:
-        """Return the next message and the pictures that came with it, uint8 (T, H, W, 3); None: none within ``timeout`` s.
+        """Return the next message and the images that came with it, uint8 (T, H, W, 3); None: none within ``timeout`` s.
         Raises MessageError, ConnectionLost."""
         received = self.connection.receive(timeout)
         if received is None or isinstance(self.connection, NetworkConnection):
@@ -69,14 +69,14 @@ def open_link(server: Path | Endpoint, robot: str, own: Preset | None, session: 
               patience: float = HANDSHAKE_TIMEOUT, linger: float = 0.0, files: tuple[str, str, str] = ('', '', ''),
               for_mobile: bool = False) -> Link:
     """
-    Open a session on the server at a socket, or behind a gateway, for the node of a name, whose own model has the preset
-    ``own``; None: it has none, and takes a server of any robot. A server with a store goes on with what it knows of
-    ``session``; one whose generation of it is below ``generation`` is not believed. Any server keeps the session for
-    ``linger`` s when the connection is lost, for who comes back with its name. ``files``: as ``Endpoint.files``, for where it
-    is sent on to another host; a fleet sends no robot there that has no certificate. ``for_mobile``: it is
-    opened for a robot that connects to another host by itself.
+    Open a session on the server at a socket or behind a gateway, for the node ``robot``, whose own model has the preset
+    ``own``; None: it has none, and accepts a server of any robot. A server with a store continues ``session`` from there; it
+    is rejected if its generation is below ``generation``. Any server keeps the session for ``linger`` s after the connection
+    is lost, for a client that comes back with its name. ``files``: as ``Endpoint.files``, for a redirect to another host; a
+    fleet does not redirect robots without a certificate. ``for_mobile``: it is opened for a robot that connects to another
+    host itself.
 
-    Raises Unavailable; SentOn, where that robot has to; Outdated for a generation that is not believed.
+    Raises Unavailable; SentOn if that robot must do so; Outdated for a generation that is too old.
     """
     hello = messages.Hello(robot, session, generation, linger, for_mobile or bool(files[2]))
     for _ in range(_REDIRECTS):
@@ -94,7 +94,7 @@ def open_link(server: Path | Endpoint, robot: str, own: Preset | None, session: 
 
 def _open(server: Path | Endpoint, robot: str, own: Preset | None, hello: messages.Hello, patience: float
           ) -> Link | messages.Moved:
-    """A session on the server, or where it is said to be."""
+    """Return a session on the server, or the message that tells where it is."""
     connection = None
     try:
         if isinstance(server, Endpoint):
@@ -122,7 +122,7 @@ def _open(server: Path | Endpoint, robot: str, own: Preset | None, hello: messag
 
 
 def _believed(link: Link, hello: messages.Hello) -> Link:
-    """The link, if its session is not of an older generation than the robot has been told. Raises Outdated."""
+    """Return the link, if its session is not of an older generation than the robot was told. Raises Outdated."""
     if link.generation < hello.generation:
         raise Outdated(f'its session {hello.session} is of generation {link.generation}, and {hello.generation} is '
                        'owned by another server')
@@ -137,7 +137,7 @@ def ask_status(server: Path) -> dict:
 
 
 def status_values(status: object, server: Path | Endpoint) -> dict:
-    """Return what a message of a server says of its status. Raises Unavailable."""
+    """Return the status in a message of a server. Raises Unavailable."""
     if not isinstance(status, messages.Status):
         raise _refusal(status)
     try:
@@ -150,8 +150,7 @@ def status_values(status: object, server: Path | Endpoint) -> dict:
 
 
 def say(server: Path, message: object, kind: type[_Answer]) -> tuple[Connection, _Answer]:
-    """Return a connection to the server at a socket, and its answer of that ``kind`` to a first message. Raises
-    Unavailable."""
+    """Return a connection to the server at a socket, and its answer, of ``kind``, to a first message. Raises Unavailable."""
     connection = None
     try:
         connection = Connection(connect(server, HANDSHAKE_TIMEOUT))
@@ -177,11 +176,11 @@ def _refusal(message: object) -> Unavailable:
 
 def _said(connection: Connection, message: object, patience: float = HANDSHAKE_TIMEOUT
           ) -> tuple[Any, int | None] | None:
-    """What the server says to a message, or has said before it closed the connection; None: nothing."""
+    """Return the server's answer to a message, or what it sent before it closed the connection; None: nothing."""
     try:
         connection.send(message)
     except ConnectionLost:
-        pass  # who refuses a connection says why, and does not wait for what would have come
+        pass  # a server that refuses a connection sends the reason first and does not read
     return connection.receive(patience)
 
 
@@ -200,7 +199,7 @@ def _agree(connection: Connection, message: object, descriptor: int | None, own:
 
 
 def _preset(welcome: messages.Welcome, own: Preset | None) -> Preset:
-    """The model's, if it is for this robot. Raises Unavailable."""
+    """Return the preset of the server's model, if it is for this robot. Raises Unavailable."""
     try:
         spec = Preset.from_dict(json.loads(welcome.spec))
     except (ValueError, TypeError, ArithmeticError, RecursionError) as error:

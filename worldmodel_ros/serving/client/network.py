@@ -1,4 +1,4 @@
-"""The link of a robot's node to an engine on another machine: through its gateway, over a WebSocket."""
+"""The connection of a robot's node to an engine on another machine: through its gateway, over a WebSocket."""
 from __future__ import annotations
 
 import json
@@ -24,23 +24,23 @@ from worldmodel_ros.serving.transport.frames import SLOTS
 from worldmodel_ros.serving.transport.network import PATH, RemoteClock, Stamps, unwrap, wrap
 
 HANDSHAKE_TIMEOUT = 2.0  # s, for TLS, the account and a session
-_EXCHANGES = 8           # to know the other clock before the first observation
+_EXCHANGES = 8           # to estimate the other clock before the first observation
 _quiet = logging.getLogger('worldmodel_ros.client.websockets')
-_quiet.setLevel(logging.CRITICAL)  # it has a traceback where a connection is ended by both sides at once
+_quiet.setLevel(logging.CRITICAL)  # it logs a traceback if both sides end a connection at once
 _CLOSE = 0.2             # s for the other side to agree that the connection ends
 _OF_TIMES = {messages.Planned: ('predicted', 'finish'), messages.Refused: ('predicted',)}
 
 
 class EndpointError(ValueError):
-    """An address, or a file of it, that cannot be used; the text says why."""
+    """An address, or one of its files, that cannot be used; the text says why."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
     """
-    A gateway: ``url``, wss://host:port, or ws:// on this machine alone. Files: ``token``, whose text is sent to the gateway;
-    ``ca``, the authorities that its certificate may be of, the system's where empty; ``certificate``, the robot's own with its
-    key, PEM.
+    A gateway: ``url``, wss://host:port, or ws:// on this machine only. Files: ``token``, whose text is sent to the gateway;
+    ``ca``, the authorities trusted for its certificate, the system's if empty; ``certificate``, the robot's own with its key,
+    PEM.
     """
 
     url: str
@@ -49,7 +49,7 @@ class Endpoint:
     certificate: str = ''
 
     def __post_init__(self) -> None:
-        """Raise EndpointError."""
+        """Raise EndpointError for an invalid URL, or ws:// to another machine."""
         parts = urlsplit(self.url)
         try:
             known = parts.scheme in ('ws', 'wss') and parts.hostname and (parts.port or True)
@@ -65,11 +65,11 @@ class Endpoint:
 
     @property
     def files(self) -> tuple[str, str, str]:
-        """Token, authorities and certificate, as another gateway of the same fleet is asked with them."""
+        """Token, authorities and certificate, which also serve for the other gateways of the fleet."""
         return self.token, self.ca, self.certificate
 
     def context(self) -> ssl.SSLContext | None:
-        """Return the settings of TLS. Raises EndpointError."""
+        """Return the TLS context. Raises EndpointError."""
         if not self.url.startswith('wss'):
             return None
         try:
@@ -82,7 +82,7 @@ class Endpoint:
             raise EndpointError(f'the files of {self.url} cannot be used: {error}') from error
 
     def headers(self) -> dict[str, str]:
-        """Return what says who it is. Raises EndpointError."""
+        """Return the authorization header. Raises EndpointError."""
         try:
             return {'Authorization': f'Bearer {Path(self.token).read_text().strip()}'} if self.token else {}
         except (OSError, UnicodeDecodeError) as error:
@@ -91,7 +91,7 @@ class Endpoint:
 
 def server_address(server: str, token: str = '', ca: str = '', certificate: str = '') -> Path | Endpoint:
     """
-    Return where a server is that somebody names: a gateway's URL, with its files, else a socket's path, as ``socket_path``.
+    Return the address of a named server: a gateway's, with its files, if it is a URL, otherwise a socket's (``socket_path``).
 
     Raises EndpointError, AddressError.
     """
@@ -99,7 +99,7 @@ def server_address(server: str, token: str = '', ca: str = '', certificate: str 
 
 
 class NetworkSlots:
-    """Frames until they are sent; as ``transport.frames.FrameSlots``."""
+    """Holds frames until they are sent; as ``transport.frames.FrameSlots``."""
 
     def __init__(self, size: tuple[int, int]) -> None:
         self._shape = (*size, 3)
@@ -118,23 +118,23 @@ class NetworkSlots:
 class NetworkConnection:
     """
     As ``transport.connection.Connection``, over a WebSocket. Times in messages are of this machine's steady clock: they are
-    converted, and a deadline is told as when the answer must leave the other machine.
+    converted, and a deadline is sent as the time at which the answer must leave the other machine.
 
-    ``send`` never waits: a thread of its own has the socket, since the caller may be the executor of a node.
+    ``send`` never waits: the socket has a thread of its own, since the caller may be the executor of a node.
     """
 
     def __init__(self, dialed: Dialed) -> None:
         self._dialed, self._socket = dialed, dialed.socket
         self.clock = RemoteClock()
         self.slots: NetworkSlots | None = None
-        self._heard = Stamps(0.0)  # of the newest frame: when it was sent, and received here
+        self._heard = Stamps(0.0)  # when the newest frame was sent, and received here
         self._outgoing: queue.Queue = queue.Queue(2 * SLOTS)
         self._gone = ''
         self._sender = threading.Thread(target=self._send, name='server, sending', daemon=True)
         self._sender.start()
 
     def send(self, message: Any) -> None:
-        """Send a message; of a Tick, with its frame. Raises ConnectionLost where the other side does not read."""
+        """Send a message; a Tick with its frame. Raises ConnectionLost if the other side does not read."""
         frame = None
         if isinstance(message, messages.Tick):
             frame, self.slots.frames[message.slot] = self.slots.frames[message.slot][None], None
@@ -146,7 +146,7 @@ class NetworkConnection:
             raise ConnectionLost('it does not read what it is sent') from None
 
     def receive(self, timeout: float) -> tuple[Any, np.ndarray | None] | None:
-        """Return the next message and the pictures that came with it, uint8 (T, H, W, 3); None: none within ``timeout`` s.
+        """Return the next message and the images that came with it, uint8 (T, H, W, 3); None: none within ``timeout`` s.
         Raises MessageError, ConnectionLost."""
         from websockets.exceptions import ConnectionClosed
         end = time.monotonic() + timeout
@@ -165,7 +165,7 @@ class NetworkConnection:
                 return self._here(message), pixels
 
     def exchange(self) -> None:
-        """Send the time, and wait for that of the other side. Raises ConnectionLost, MessageError."""
+        """Exchange times with the other side, and wait for its answer. Raises ConnectionLost, MessageError."""
         from websockets.exceptions import ConnectionClosed
         try:
             self._socket.send(wrap(None, self._stamps()))
@@ -179,12 +179,12 @@ class NetworkConnection:
         self.clock.take(stamps, received)
 
     def shutdown(self) -> None:
-        """End the connection for both sides; who waits in ``receive`` gets ConnectionLost."""
+        """End the connection for both sides; a waiting ``receive`` raises ConnectionLost."""
         self._gone = self._gone or 'the connection is ended'
         try:
             self._outgoing.put_nowait(None)
         except queue.Full:
-            pass  # the sender sees the end by itself
+            pass  # the sender notices by itself
         self._dialed.shutdown()
 
     def close(self) -> None:
@@ -217,15 +217,15 @@ class NetworkConnection:
 
 
 class Dialed:
-    """A WebSocket to a gateway. ``socket``: of ``websockets.sync``."""
+    """A WebSocket to a gateway. ``socket`` is that of ``websockets.sync``."""
 
     def __init__(self, opening: AbstractContextManager) -> None:
-        """``opening``: gives the socket, and closes it. Raises what it raises."""
+        """``opening``: opens the socket and closes it. Raises what it raises."""
         self._opening = opening
         self.socket = opening.__enter__()
 
     def shutdown(self) -> None:
-        """End it for both sides at once: the other side need not agree."""
+        """End it for both sides at once, without waiting for the other side."""
         try:
             self.socket.socket.shutdown(2)
         except OSError:
@@ -237,7 +237,7 @@ class Dialed:
 
 
 def dial(endpoint: Endpoint, path: str) -> Dialed:
-    """Return a WebSocket to a path of a gateway. Raises EndpointError, ConnectionLost."""
+    """Open a WebSocket to a path of a gateway. Raises EndpointError, ConnectionLost."""
     try:
         from websockets.exceptions import WebSocketException
         from websockets.sync.client import connect as open_socket
@@ -254,8 +254,8 @@ def dial(endpoint: Endpoint, path: str) -> Dialed:
 def connect(endpoint: Endpoint, hello: messages.Hello, patience: float = HANDSHAKE_TIMEOUT
             ) -> tuple[NetworkConnection, messages.Welcome] | messages.Moved:
     """
-    Open a session for the node that ``hello`` names, which may take ``patience`` s; return the connection and what the server
-    says of itself, or where else the session is.
+    Open a session for the node that ``hello`` names, within ``patience`` s; return the connection and the server's Welcome, or
+    where else the session is.
 
     Raises EndpointError, ConnectionLost, MessageError.
     """

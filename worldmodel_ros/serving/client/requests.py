@@ -1,4 +1,4 @@
-"""What was asked of the server in addition to the ticks, and is not answered yet: questions, sessions to and from files."""
+"""Open requests to the server besides the ticks: questions, and sessions saved to or loaded from files."""
 from __future__ import annotations
 
 import threading
@@ -17,7 +17,7 @@ from worldmodel_ros.serving.transport.codec import MessageError
 
 
 class RemoteRequests:
-    """Promises by the numbers of the messages that they wait for. Requests come from any thread, answers from one."""
+    """Promises by message number. Requests come from any thread, answers from one."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -27,7 +27,7 @@ class RemoteRequests:
 
     def send(self, send: Callable[[Any], bool], make: Callable[[int], Any]) -> Promise:
         """
-        Send the message that ``make`` makes of a number; return what will hold its answer.
+        Send the message that ``make`` returns for a number; return a promise of its answer.
 
         ``send`` returns whether there is a server to send to. Once it has been called, ``give_up`` reaches the promise.
         """
@@ -58,7 +58,7 @@ class RemoteRequests:
             self._settle(message.number, Answer(message.stamp, branches, message.complete))
 
     def give_up(self, reason: str) -> None:
-        """Answer everything that waits with a refusal."""
+        """Answer all open requests with a refusal."""
         with self._lock:
             promises = list(self._promises.values())
             self._promises.clear()
@@ -78,7 +78,7 @@ class RemoteRequests:
 
 
 def to_future(spec: Preset, message: messages.Imagined | messages.ImaginedBranch, frames: np.ndarray | None) -> Future:
-    """Return the future of a message; its latents stay with the server. Raises MessageError for one that is none."""
+    """Return the future in a message; its latents stay with the server. Raises MessageError for an invalid one."""
     count = len(message.actions)
     if frames is None or not len(frames) == len(message.collision_risk) == count:
         raise MessageError(f'{type(message).__name__}: actions, risks and pictures are not of one length')

@@ -24,16 +24,16 @@ _KEPT = 4  # observations that may wait to be decided on
 
 class SharedModel:
     """
-    Takes in what the robot observes, and imagines what it has decided, in a session on the server at ``path``.
+    Takes in the robot's observations, and imagines its decisions, in a session on the server at ``path``.
 
-    No command waits for it, so that there is nothing to try it for: it is used from the first observation after it is there,
-    and the robot's own model from the first one that it cannot be sent. The public methods may be called from any thread.
+    No command waits for it, so it needs no trials: it is used from the first observation after it is connected, and the
+    robot's own model from the first one that cannot be sent to it. The public methods may be called from any thread.
     """
 
     def __init__(self, path: Path | Endpoint, robot: str, own: Preset, executed: Callable[[int | None, int], np.ndarray],
                  responder: Responder, listener: Listener, say: Callable[[str], None],
                  files: tuple[str, str, str] = ('', '', '')) -> None:
-        """As for FailoverWorker; ``own``: preset of the robot's own model."""
+        """As for ``FailoverWorker``; ``own``: preset of the robot's own model."""
         self._own, self._say, self._path = own, say, path
         self._remote = RemoteWorker(path, robot, own, executed, responder, listener, self, files=files)
         self._lock = threading.Lock()
@@ -55,18 +55,18 @@ class SharedModel:
 
     @property
     def degraded_reason(self) -> str:
-        """Why the own model imagines; empty where the server's does."""
+        """Why the own model imagines; empty if the server's does."""
         with self._lock:
             return '' if self._link else f'the server is not used: {self._reason}'
 
     @property
     def image_size(self) -> tuple[int, int]:
-        """Size (H, W) of observations that are good for both models [pixels]."""
+        """Size (H, W) of observations that are large enough for both models [pixels]."""
         with self._lock:
             return max([self._own.image_size, *([self._link.spec.image_size] if self._link else [])])
 
     def start(self) -> None:
-        """Start to connect."""
+        """Start connecting."""
         self._remote.start()
 
     def stop(self) -> None:
@@ -76,7 +76,7 @@ class SharedModel:
             self._link = None
 
     def keep(self, observation: Observation) -> Observation:
-        """Take an observation as it came, until it is shown; return it with an image of the own model's size."""
+        """Keep an observation as it came until it is shown; return it with an image of the own model's size."""
         self._observations.append(observation)
         return replace(observation, image=fit(observation.image, self._own.image_size))
 
@@ -86,15 +86,15 @@ class SharedModel:
         return self._remote.show(kept, plan, decided)
 
     def ask(self, question: Question) -> Promise:
-        """Ask a what-if question; as Worker.ask."""
+        """Ask a what-if question; as ``Worker.ask``."""
         return self._remote.ask(question)
 
     def save(self, name: str) -> str:
-        """As RemoteWorker.save."""
+        """As ``RemoteWorker.save``."""
         return self._remote.save(name)
 
     def load(self, name: str) -> str:
-        """As RemoteWorker.load."""
+        """As ``RemoteWorker.load``."""
         return self._remote.load(name)
 
     def connected(self, link: Link) -> None:
@@ -110,4 +110,4 @@ class SharedModel:
             self._say(f'{self.degraded_reason}; imagining with the own model {self._own.name}')
 
     def tried(self, good: bool) -> None:
-        """See Chooser: no trials are made."""
+        """See ``Chooser``: no trials are made."""

@@ -1,4 +1,4 @@
-"""The server's engine, as the node of a robot sees it: observations go out, answers come in, a loss is noticed."""
+"""The server's engine as seen by a robot's node: sends observations, receives answers, and detects a lost server."""
 from __future__ import annotations
 
 import threading
@@ -27,35 +27,35 @@ from .link import Link, Outdated, Unavailable, open_link
 from .network import Endpoint, EndpointError, server_address
 from .requests import RemoteRequests, to_future
 
-PATIENCE = 0.15     # s for any answer to a tick, after which the server hangs: less than a plan has actions for
-_OVERDUE = 0.1      # s after its deadline, where that is later: with a longer deadline, an answer may take longer
-_POLL = 0.03        # s, between two looks at what is not answered
-_LATE_IN_A_ROW = 3  # answers, after which the server is too slow: as many as the last plan of 4 bridges
-_FILE_PATIENCE = 30.0  # s, for a session to or from the disk of the server
-_RETURN = 0.001     # s, that an answer takes from the server to the node
-_RETRY = (0.25, 2.0)  # s, from the first to the later attempts to connect
-_OUTDATED = 5       # attempts in a row that find an older generation: its store is lost, or the server has none any more
-_UNSHOWN = 16       # answers whose pictures are waited for
+PATIENCE = 0.15     # s without an answer to a tick after which the server hangs: less than a plan has actions for
+_OVERDUE = 0.1      # s after the deadline, if that is later: with a longer deadline, an answer may take longer
+_POLL = 0.03        # s between two checks for overdue answers
+_LATE_IN_A_ROW = 3  # answers after which the server is too slow: as many as the last plan of 4 bridges
+_FILE_PATIENCE = 30.0  # s for the server to save or load a session
+_RETURN = 0.001     # s that an answer takes from the server to the node
+_RETRY = (0.25, 2.0)  # s between attempts to connect, from the first to the later ones
+_OUTDATED = 5       # attempts in a row that find an older generation: the store is lost, or the server has none any more
+_UNSHOWN = 16       # answers whose images are still expected, at most
 
 
 class Chooser(Protocol):
-    """Who decides between this engine and the robot's own. Called from the worker's thread."""
+    """Decides between this engine and the robot's own. Called from the worker's thread."""
 
     def connected(self, link: Link) -> None:
-        """There is a session on the server, which has seen nothing yet."""
+        """A session on the server is open, which has seen nothing yet."""
 
     def away(self, reason: str, observation: Observation | None, idle: bool = False) -> None:
         """
-        There is none, or it is of no use; ``observation`` is what it still had to answer. ``idle``: it ended only because
-        nothing was observed.
+        There is no session, or it is of no use; ``observation``: the newest that it has not answered. ``idle``: it ended only
+        because nothing was observed.
         """
 
     def tried(self, good: bool) -> None:
-        """A trial was answered by a plan in time, or it was not."""
+        """A trial has ended; ``good``: with a plan in time."""
 
 
 class _Away(RuntimeError):
-    """The server is there, and of no use."""
+    """The server is there, but of no use."""
 
 
 class _Moved(Exception):
@@ -67,7 +67,7 @@ class _Moved(Exception):
 
 
 class _Idle(_Away):
-    """The server has ended the session because nothing was observed for long."""
+    """The server has ended the session because nothing was observed for a long time."""
 
 
 @dataclass
@@ -76,8 +76,8 @@ class _Sent:
     slot: int
     at: float
     trial: bool = False
-    shown: bool = False       # it was answered already, and is only to be taken in and imagined:
-    plan: np.ndarray | None = None  # this,
+    shown: bool = False       # it was answered already, and is only taken in, to imagine
+    plan: np.ndarray | None = None  # this plan,
     decided: Decided | None = None  # decided like this
     tick: messages.Tick | None = None
     total: float = 0.0      # s from its receipt to the answer
@@ -86,23 +86,23 @@ class _Sent:
 
 class RemoteWorker:
     """
-    A session on the server at ``path``, opened again whenever it was lost. The public methods may be called from any
+    A session on the server at ``path``, reopened whenever it is lost. The public methods may be called from any
     thread; ``executed`` as for engine.worker.Worker.
     """
 
     def __init__(self, path: Path | Endpoint, robot: str, own: Preset, executed: Callable[[int | None, int], np.ndarray],
                  responder: Responder, listener: Listener, chooser: Chooser,
                  earlier: Callable[[float], None] = lambda seconds: None, files: tuple[str, str, str] = ('', '', '')) -> None:
-        """``earlier``: is told by how much earlier ticks should come, for all robots of the server to fit better [s].
+        """``earlier``: called with the time by which ticks should come earlier, for the server's robots to fit better [s].
         ``files``: as ``Endpoint.files``, for a session that moves to another host."""
         self._earlier, self._files = earlier, files
-        self._home = self._path = path  # where the session was moved to, while it is there
+        self._home = self._path = path  # ``_path``: where the session has moved to, while it is there
         self._robot, self._own, self._executed = robot, own, executed
         self._responder, self._listener, self._chooser = responder, listener, chooser
         self._lock = threading.Lock()
         self._link: Link | None = None
         self._stopping = threading.Event()
-        self._wanted = threading.Event()  # an observation has come, or it is to end
+        self._wanted = threading.Event()  # an observation has come, or the thread must end
         self._thread: threading.Thread | None = None
         self._number = 0
         self._free: list[int] = []
@@ -114,12 +114,12 @@ class RemoteWorker:
         self._session, self._generation = uuid.uuid4().hex, 0  # by which a server with a store knows it
 
     def start(self) -> None:
-        """Start to connect."""
+        """Start connecting."""
         self._thread = threading.Thread(target=self._run, name='server', daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Close the session; what was asked and is not answered is given up."""
+        """Close the session, and give up open requests."""
         self._stopping.set()
         self._wanted.set()
         with self._lock:
@@ -130,9 +130,9 @@ class RemoteWorker:
 
     def offer(self, observation: Observation, trial: bool = False) -> bool:
         """
-        Send an observation; return False where there is no server to send it to.
+        Send an observation; return False if there is no server to send it to.
 
-        What comes back of a ``trial`` is not used, only judged.
+        The answer to a ``trial`` is only judged, not used.
         """
         link, tick = self._next_tick(observation, trial=trial)
         if tick is None:
@@ -146,8 +146,8 @@ class RemoteWorker:
 
     def show(self, observation: Observation, plan: np.ndarray | None, decided: Decided | None) -> bool:
         """
-        Send an observation that is answered already, to be taken in, and what was decided, ``plan`` (T, A), to be imagined;
-        None: nothing is. Return False where there is no server; one that is busy for longer is left out.
+        Send an observation that is answered already, to be taken in, and the decision ``plan`` (T, A), to be imagined (None:
+        nothing is). Return False if there is no server; the observation is skipped while the server has no free slot.
         """
         link, tick = self._next_tick(observation, shown=True, plan=plan, decided=decided)
         if tick:
@@ -155,14 +155,14 @@ class RemoteWorker:
         return link is not None
 
     def ask(self, question: what_if.Question) -> Promise:
-        """Ask a what-if question; as Worker.ask."""
+        """Ask a what-if question; as ``Worker.ask``."""
         return self._requests.send(self._send_now, lambda number: messages.Question(
             number, question.goal, question.due, question.stamp, tuple(
                 messages.Branch(b.name, b.steps, np.zeros((0, 0)) if b.actions is None else b.actions)
                 for b in question.branches), question.denoising_steps))
 
     def save(self, name: str) -> str:
-        """Have the server write the session to a file in its folder; say so. Raises SessionFileError."""
+        """Have the server write the session to a file in its folder; return a text that says so. Raises SessionFileError."""
         return self._transfer(name, load=False)
 
     def load(self, name: str) -> str:
@@ -204,7 +204,7 @@ class RemoteWorker:
         episode, before = self._seen or (None, None)
         executed = self._executed(before if episode == observation.episode else None, observation.stamp)
         self._seen = observation.episode, observation.stamp
-        if sent.shown:  # images may take the time until the next ones, and let commands of other robots go first
+        if sent.shown:  # images have time until the next ones, and yield to other robots' commands
             return messages.Tick(number, sent.slot, observation.stamp, observation.episode, observation.goal,
                                  observation.received + self._own.step_period, sent.plan is not None, executed, plan=sent.plan)
         due = observation.due - self._responder.settings.reserve - _RETURN
@@ -222,7 +222,7 @@ class RemoteWorker:
         try:
             link.connection.send(message)
         except ConnectionLost:
-            link.connection.shutdown()  # the thread that receives sees it, and does what there is to do
+            link.connection.shutdown()  # the receiving thread notices, and handles it
 
     # --- receiving ---
 
@@ -231,11 +231,11 @@ class RemoteWorker:
         while not self._stopping.is_set():
             try:
                 link = open_link(self._path, self._robot, self._own, self._session, self._generation, files=self._files)
-            except Exception as error:  # whatever a server says, this thread is to try again
+            except Exception as error:  # whatever a server sends, this thread must try again
                 known = isinstance(error, Unavailable)
                 self._path = self._home
                 outdated = outdated + 1 if isinstance(error, Outdated) else 0
-                if outdated >= _OUTDATED:  # to begin again is better than to be without the server for good
+                if outdated >= _OUTDATED:  # a new session is better than no server at all
                     self._session, self._generation, outdated = uuid.uuid4().hex, 0, 0
                 self._chooser.away(str(error) if known else f'{type(error).__name__}: {error}', None)
                 self._stopping.wait(pause)
@@ -252,18 +252,18 @@ class RemoteWorker:
                 reason = 'the node is being deactivated'
             except (ConnectionLost, MessageError, _Away) as error:
                 reason, idle = str(error), isinstance(error, _Idle)
-            except Exception as error:  # whatever it is, the robot's own engine is to go on
+            except Exception as error:  # whatever it is, the robot's own engine must take over
                 reason = f'{type(error).__name__}: {error}'
                 self._listener.failed(reason, error, False)
             self._close(link, reason, idle)
             pause = _RETRY[0]
-            if idle and not self._stopping.is_set():  # to connect at once would take a place again that others may need
+            if idle and not self._stopping.is_set():  # connecting at once would occupy a place that others may need
                 self._wanted.wait()
             else:
                 self._stopping.wait(pause)
 
     def _follow(self, link: Link, moved: _Moved) -> Link:
-        """Go on at the server that has the session now, with what is not answered. Raises _Away."""
+        """Continue at the server that has the session now, with the open ticks. Raises _Away."""
         try:
             path = server_address(moved.address, *self._files)
             new = open_link(path, self._robot, self._own, self._session, moved.generation, files=self._files)
@@ -275,11 +275,11 @@ class RemoteWorker:
                 self._free = list(range(len(new.slots)))
                 pending = list(self._pending.values())
                 for sent in pending:
-                    sent.slot, sent.at = self._free.pop(), time.monotonic()  # this server has had no time for it yet
+                    sent.slot, sent.at = self._free.pop(), time.monotonic()  # its time starts over at this server
                     new.slots.write(sent.slot, sent.tick.number, fit(sent.observation.image, new.spec.image_size))
                     sent.tick = replace(sent.tick, slot=sent.slot)
         except Exception:
-            new.connection.close()  # the former one is closed by who has this raised
+            new.connection.close()  # the caller closes the former one
             raise
         link.connection.close()
         self._requests.give_up('the session has moved to another server: ask again')
@@ -334,7 +334,7 @@ class RemoteWorker:
             raise MessageError(f'{type(message).__name__} is no message of a server')
 
     def _answered(self, message: messages.Planned | messages.Refused | messages.Failed) -> None:
-        """Take the answer to a tick. Where it raises, the tick stays to be answered by another engine."""
+        """Take the answer to a tick. If it raises, the tick stays open for another engine to answer."""
         with self._lock:
             sent = self._pending.get(message.number)
         if sent is None:
@@ -356,7 +356,7 @@ class RemoteWorker:
         if message.tier not in MODEL_TIERS:
             raise MessageError(f'a plan of tier {message.tier}')
         if 0.0 < message.earlier < self._own.step_period and not sent.trial:
-            self._earlier(message.earlier)  # which is offered to those that say how their images are spaced
+            self._earlier(message.earlier)  # only offered to robots that send the spacing of their images
         sent.total = time.monotonic() - observation.received
         sent.predicted = message.predicted - observation.received
         if sent.trial:
@@ -390,7 +390,7 @@ class RemoteWorker:
         if sent is None:
             return
         future = to_future(link.spec, message, frames)
-        # Next to images of another size, as those of the server's smaller model, the observation is shown at theirs.
+        # Show the observation at the size of the imagined images: the server's smaller model has another one.
         observation = replace(sent.observation, image=fit(sent.observation.image, future.frames.shape[1:3]))
         timings = {**dict(zip(messages.TIMINGS, map(float, message.timings), strict=True)),
                    'total': sent.total, 'predicted': sent.predicted}
