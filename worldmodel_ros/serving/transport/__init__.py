@@ -1,5 +1,5 @@
 """
-Frames, plans and pictures between processes of one machine: a Unix socket, and memory that both map.
+Transport of frames, plans and images: a Unix socket with shared memory on one machine, a WebSocket between machines.
 
-Who may ask for what belongs to ``serving.server`` and ``serving.service``.
+Authorization and limits are in ``serving.server`` and ``serving.service``.
 """

@@ -1,4 +1,4 @@
-"""Where the server's socket is, who may use it, and what a server that died leaves of it."""
+"""The server's socket: its path, who may connect, and how the socket of a dead server is recognised."""
 from __future__ import annotations
 
 import errno
@@ -28,7 +28,7 @@ class AddressError(OSError):
 
 def socket_path(server: str = AUTO) -> Path:
     """
-    Return the path that ``server`` means: 'auto' is this user's own, in XDG_RUNTIME_DIR or else under /tmp.
+    Return the socket path of ``server``: 'auto' is this user's own, in XDG_RUNTIME_DIR or else under /tmp.
 
     Raises AddressError for a path that is too long for a socket.
     """
@@ -44,7 +44,7 @@ def socket_path(server: str = AUTO) -> Path:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches an address or name."""
+    """Return whether an address or name is reachable from this machine only."""
     try:
         found = {info[4][0] for info in socket.getaddrinfo(host or None, 0, flags=socket.AI_PASSIVE)}
     except socket.gaierror:
@@ -56,14 +56,14 @@ class ListeningSocket:
     """
     The server's end: only this user can connect, and only one server has it at a time.
 
-    The lock next to it holds which socket its holder has made. So what a server leaves that was killed is told from what
-    another program has put there, or is about to listen at.
+    The lock file next to it records which socket the lock's holder has made. This tells the socket of a killed server from
+    one that another program has put there, or is about to listen at.
     """
 
     def __init__(self, path: Path) -> None:
         """
-        Claim the path. Raises AddressError where the folder is not safe, another server has it, or something is there
-        that no server has left.
+        Claim the path. Raises AddressError if the folder is not safe, another server has the path, or something is there
+        that was not left by a server.
         """
         self.path = path
         self._made: tuple[int, int] | None = None  # device and inode of the socket's file
@@ -88,7 +88,7 @@ class ListeningSocket:
         self._socket.setblocking(False)
 
     def listen(self) -> None:
-        """Let front ends connect. Raises AddressError where something came to the path that is not this server's."""
+        """Let front ends connect. Raises AddressError if something foreign has appeared at the path."""
         if not self._is_free():
             self.path.unlink(missing_ok=True)
         before = os.umask(0o177)  # mode 0600 from the start: the folder may be one that others can enter
@@ -105,7 +105,7 @@ class ListeningSocket:
         self._socket.listen(_BACKLOG)
 
     def _is_free(self) -> bool:
-        """Return True where nothing is at the path, False for a dead server's socket. Raises AddressError for all else."""
+        """Return True if nothing is at the path, False for a dead server's socket. Raises AddressError for all else."""
         if not _refuse_foreign(self.path):
             return True
         _refuse_listener(self.path)
@@ -118,7 +118,7 @@ class ListeningSocket:
         return self._socket.fileno()
 
     def accept(self) -> tuple[socket.socket, int] | None:
-        """Return a connection of this user's and its process id; None where it has gone or is another user's."""
+        """Return a connection of this user and its process id; None if it has gone or is another user's."""
         try:
             connected, _ = self._socket.accept()
         except OSError:
@@ -133,7 +133,7 @@ class ListeningSocket:
         return connected, pid
 
     def close(self) -> None:
-        """Remove the socket and let go of the path."""
+        """Remove the socket and release the path."""
         self._socket.close()
         try:
             about = os.lstat(self.path)
@@ -145,13 +145,13 @@ class ListeningSocket:
 
 
 def connect(path: Path, timeout: float) -> socket.socket:
-    """Return a connection to this user's server. Raises AddressError where there is none, with the reason."""
+    """Return a connection to this user's server. Raises AddressError with the reason if there is none."""
     try:
         connected = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     except OSError as error:  # too many files are open
         raise AddressError(f'no connection to {path} can be made: {error.strerror}') from error
     try:
-        connected.settimeout(timeout)  # of a server that hangs, with a full backlog
+        connected.settimeout(timeout)  # for a server that hangs, with a full backlog
         connected.connect(str(path))
         _, uid = _peer(connected)
         if uid != os.getuid():
@@ -166,7 +166,7 @@ def connect(path: Path, timeout: float) -> socket.socket:
 
 
 def _peer(connected: socket.socket) -> tuple[int, int]:
-    """Process and user at the other end, as the kernel knows them."""
+    """Return the process and user at the other end, as reported by the kernel."""
     credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(credentials)
     return pid, uid
@@ -174,7 +174,7 @@ def _peer(connected: socket.socket) -> tuple[int, int]:
 
 def _refuse_foreign(path: Path) -> bool:
     """
-    Return whether a socket of this user is at a path, False for nothing; raise AddressError for whatever else is.
+    Return whether a socket of this user is at a path, False for nothing; raise AddressError for anything else.
     """
     try:
         about = os.lstat(path)
@@ -191,12 +191,12 @@ def _refuse_foreign(path: Path) -> bool:
 
 
 def _record(about: os.stat_result) -> bytes:
-    """What tells a socket from a later one at the same path."""
+    """Return an identity that tells a socket from a later one at the same path."""
     return f'{about.st_dev} {about.st_ino} {about.st_mtime_ns}'.encode()
 
 
 def _refuse_listener(path: Path) -> None:
-    """Raise AddressError where a process listens at a path: only what refuses connections is a dead server's."""
+    """Raise AddressError if a process listens at a path: only a socket that refuses connections is a dead server's."""
     for kind in (socket.SOCK_SEQPACKET, socket.SOCK_STREAM, socket.SOCK_DGRAM):
         with socket.socket(socket.AF_UNIX, kind) as probe:
             probe.setblocking(False)
@@ -212,7 +212,7 @@ def _refuse_listener(path: Path) -> None:
 
 
 def _private_folder(folder: Path) -> None:
-    """Make a folder where there is none, for this user alone; refuse one in which others could put a socket."""
+    """Make a missing folder, for this user alone; refuse one in which others could replace a socket."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     about = os.lstat(folder)
     sticky_or_own = about.st_uid == os.getuid() or about.st_mode & stat.S_ISVTX

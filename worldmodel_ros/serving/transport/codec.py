@@ -1,8 +1,8 @@
 """
 Messages as bytes: a fixed header, then the fields of a dataclass, one after the other, little-endian.
 
-The reader trusts nothing: whatever is truncated, too long, of another version or of an unknown kind raises
-MessageError with the reason, before anything of it is used.
+The reader trusts nothing: a message that is truncated, too long, of another version or of an unknown kind raises
+MessageError with the reason, before any of it is used.
 """
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _KINDS: dict[int, type] = {}
 
 
 class MessageError(ValueError):
-    """Bytes that are no message of this protocol, or a message that cannot be sent; the text says why."""
+    """Bytes that are not a message of this protocol, or a message that cannot be sent; the text says why."""
 
 
 class VersionMismatch(MessageError):
@@ -41,7 +41,7 @@ class Codec(Protocol):
         """Append the value's bytes."""
 
     def read(self, data: memoryview, at: int) -> tuple[Any, int]:
-        """Return the value whose bytes begin ``at``, and where they end. Raises MessageError."""
+        """Return the value whose bytes begin at ``at``, and where they end. Raises MessageError."""
 
 
 class _Number:
@@ -72,8 +72,8 @@ class _Text:
 
 class _Floats:
     """
-    An array of float32, or of ``form``, of any shape, or None, which is read as one of (0, 0); the bytes are those of the
-    number of dimensions, the shape, the values.
+    An array of float32, or of ``form``, of any shape; or None, which is read back as shape (0, 0). The bytes are the number
+    of dimensions, the shape, and the values.
     """
 
     def __init__(self, form: str = '<f4') -> None:
@@ -92,17 +92,17 @@ class _Floats:
         at = _end(data, start, 4 * dimensions)
         shape = struct.unpack_from(f'<{dimensions}I', data, start)
         count = 1
-        for size in shape:  # in Python's integers: a product of hostile sizes must not wrap around
+        for size in shape:  # in Python integers: a product of hostile sizes must not wrap around
             count *= size
         end = _end(data, at, self._form.itemsize * count)
-        # With a size of 0, any others need no bytes, and numpy has bounds of its own.
+        # If one size is 0, the others need no bytes, but numpy limits them.
         if max(shape, default=0) > MAX_MESSAGE:
             raise MessageError(f'an array of shape {shape}: no size can be above {MAX_MESSAGE}')
         return np.frombuffer(data[at:end], self._form).astype(self._form.newbyteorder('=')).reshape(shape), end
 
 
 class _Many:
-    """A list of dataclasses of one kind, each with fields of its own."""
+    """A list of dataclasses of one kind."""
 
     def __init__(self, kind: type) -> None:
         self._kind = kind
@@ -133,12 +133,12 @@ text, floats, doubles = _codec(_Text()), _codec(_Floats()), _codec(_Floats('<f8'
 
 
 def many(kind: type) -> Any:
-    """A field that is a tuple of dataclasses of one kind."""
+    """Declare a field that is a tuple of dataclasses of one kind."""
     return field(metadata={'codec': _Many(kind)})
 
 
 def message(kind: int) -> Callable[[type[T]], type[T]]:
-    """Make a class a message of the given number; its fields are declared with u8(), text(), floats() and so on."""
+    """Make a class the message of number ``kind``; its fields are declared with ``u8()``, ``text()``, ``floats()`` etc."""
     def register(cls: type[T]) -> type[T]:
         made = dataclass(frozen=True, eq=False)(cls)
         if kind in _KINDS:
@@ -150,7 +150,7 @@ def message(kind: int) -> Callable[[type[T]], type[T]]:
 
 
 def pack(value: Any) -> bytes:
-    """Return the bytes of a message. Raises MessageError where they would be too many."""
+    """Return the bytes of a message. Raises MessageError if there are too many."""
     out = bytearray(_HEADER.pack(MAGIC, VERSION, value.KIND))
     _write_fields(value, out)
     if len(out) > MAX_MESSAGE:
@@ -159,7 +159,7 @@ def pack(value: Any) -> bytes:
 
 
 def unpack(data: bytes) -> Any:
-    """Return the message that has these bytes. Raises MessageError, VersionMismatch."""
+    """Return the message in ``data``. Raises MessageError, VersionMismatch."""
     if len(data) < _HEADER.size:
         raise MessageError(f'truncated: {len(data)} bytes, and the header alone has {_HEADER.size}')
     magic, version, number = _HEADER.unpack_from(data)

@@ -1,4 +1,4 @@
-"""Messages over a connected socket, with at most one descriptor with each."""
+"""Messages over a connected socket, each with at most one file descriptor."""
 from __future__ import annotations
 
 import array
@@ -15,11 +15,11 @@ from .codec import MAX_MESSAGE, MessageError, pack, unpack
 
 _ONE_DESCRIPTOR = socket.CMSG_LEN(array.array('i').itemsize)
 _INT = struct.Struct('i')
-_BUFFER = 2 * MAX_MESSAGE  # bytes that wait to be read at most, as far as the system allows
+_BUFFER = 2 * MAX_MESSAGE  # bytes of the send buffer, as far as the system allows
 
 
 class ConnectionLost(ConnectionError):
-    """The other side has gone, or does not take what it is sent."""
+    """The other side has gone, or does not read what it is sent."""
 
 
 class Connection:
@@ -35,7 +35,7 @@ class Connection:
         self._socket.setblocking(False)
         self._readable = select.poll()
         self._readable.register(self._socket, select.POLLIN)
-        self._sending = threading.Lock()  # a descriptor that is closed meanwhile may already stand for another file
+        self._sending = threading.Lock()  # a socket closed during a call may have its descriptor reused for another file
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -44,7 +44,7 @@ class Connection:
         """
         Send a message, and a descriptor of which the other side gets a copy.
 
-        Raises MessageError for one that is too long, and ConnectionLost where the other side has gone, or has so
+        Raises MessageError for a message that is too long, and ConnectionLost if the other side has gone, or has so
         much unread that it must hang.
         """
         ancillary = [] if descriptor is None else [
@@ -60,10 +60,10 @@ class Connection:
 
     def receive(self, timeout: float | None = None) -> tuple[Any, int | None] | None:
         """
-        Return the next message and the descriptor that came with it, which is the caller's; None: none within
+        Return the next message and the descriptor that came with it, which the caller owns; None: none within
         ``timeout`` s (None: wait).
 
-        Raises MessageError for what is none, and ConnectionLost at the end.
+        Raises MessageError for an invalid message, and ConnectionLost when the connection has ended.
         """
         if not self._readable.poll(None if timeout is None else timeout * 1e3):
             return None
@@ -91,16 +91,16 @@ class Connection:
         return message, descriptors[0] if descriptors else None
 
     def _received(self) -> tuple[bytes, list, int, Any]:
-        # socket.recv_fds does not hand flags on before Python 3.13.
+        # socket.recv_fds does not pass on flags before Python 3.13.
         arguments = MAX_MESSAGE + 1, _ONE_DESCRIPTOR, socket.MSG_CMSG_CLOEXEC
         try:
             return self._socket.recvmsg(*arguments)
         except ConnectionResetError:
-            # Of a side that closed with something unread the kernel tells that first, and then what it had said.
+            # If the other side closed with unread data, the kernel reports that first, and then what it had sent.
             return self._socket.recvmsg(*arguments)
 
     def unread(self) -> int:
-        """Return how much of what was sent the other side has not read [bytes, as the kernel counts them]."""
+        """Return how many sent bytes the other side has not read, as the kernel counts them."""
         with self._sending:
             try:
                 return _INT.unpack(fcntl.ioctl(self._socket, termios.TIOCOUTQ, bytes(_INT.size)))[0]
@@ -108,7 +108,7 @@ class Connection:
                 return 0  # it has ended
 
     def shutdown(self) -> None:
-        """End the connection for both sides; who waits in ``receive`` gets ConnectionLost."""
+        """End the connection for both sides; a waiting ``receive`` raises ConnectionLost."""
         with self._sending:
             try:
                 self._socket.shutdown(socket.SHUT_RDWR)

@@ -1,9 +1,9 @@
 """
-Frames on their way to the server: slots in shared memory, each owned by one side at a time.
+Frames for the server in shared memory: slots, each owned by one side at a time.
 
-The front end writes into a slot that is its own and hands it over by a message, the server copies the frame and gives
-the slot back with the answer. The number of the tick is written before and after the frame: a front end that breaks
-the rule is noticed, and a torn or stale frame is never used.
+The front end writes into a slot that it owns and hands it over by a message; the server copies the frame and gives
+the slot back with the answer. The number of the tick is written before and after the frame, so that a front end that
+breaks the rule is detected, and a torn or stale frame is never used.
 """
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 from . import memory
 from .codec import MessageError
 
-SLOTS = 8  # frames on the way: a server that owes more answers is not worth waiting for
+SLOTS = 8  # frames in flight: a server that owes more answers is not worth waiting for
 _ALIGNMENT = 64  # bytes, a cache line
 _MARK = np.dtype('<u8')
 
@@ -23,7 +23,7 @@ class FrameSlots:
     """Memory for ``SLOTS`` frames, uint8 (H, W, 3). Made by the server, mapped by both."""
 
     def __init__(self, descriptor: int, size: tuple[int, int], count: int = SLOTS, writable: bool = False) -> None:
-        """``size``: (H, W) in pixels. Takes the descriptor over. Raises MessageError where the memory does not fit."""
+        """``size``: (H, W) in pixels. Takes ownership of the descriptor. Raises MessageError if the memory does not fit."""
         shape = (*size, 3)
         pixels = int(np.prod(shape))
         stride = _stride(size)
@@ -43,7 +43,7 @@ class FrameSlots:
         return len(self._frames)
 
     def write(self, slot: int, number: int, frame: np.ndarray) -> None:
-        """Put the frame of tick ``number`` into a slot that is one's own. Raises ValueError for another shape."""
+        """Write the frame of tick ``number`` into a slot that the caller owns. Raises ValueError for another shape."""
         if frame.shape != self._shape or frame.dtype != np.uint8:
             raise ValueError(f'the frame is {frame.dtype} {frame.shape}, and the server takes uint8 {self._shape}')
         self._begun[slot][0] = number
@@ -51,7 +51,7 @@ class FrameSlots:
         self._ended[slot][0] = number
 
     def read(self, slot: int, number: int) -> np.ndarray:
-        """Return a copy of the frame of tick ``number``. Raises MessageError where the slot does not hold it."""
+        """Return a copy of the frame of tick ``number``. Raises MessageError if the slot does not hold it."""
         if slot >= len(self):
             raise MessageError(f'there is no slot {slot}: there are {len(self)}')
         ended = int(self._ended[slot][0])
@@ -64,7 +64,7 @@ class FrameSlots:
 
 
 def make_memory(size: tuple[int, int]) -> int:
-    """Return the descriptor of memory for the slots of frames of a size (H, W)."""
+    """Return the descriptor of new memory for the slots of frames of ``size`` (H, W)."""
     return memory.make('worldmodel frames', SLOTS * _stride(size))
 
 

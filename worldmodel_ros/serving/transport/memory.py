@@ -1,7 +1,7 @@
 """
-Anonymous memory that processes share by handing over its descriptor: it is gone with the last of them.
+Anonymous memory that processes share by passing its descriptor; it is freed with the last of them.
 
-Its size is sealed, so that no process can cut it short under a process that reads it, which would be killed for that.
+Its size is sealed: truncating it under a process that reads it would kill that process.
 """
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FIXED_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 def make(name: str, size: int) -> int:
-    """Return the descriptor of new memory of ``size`` bytes, all zero, that keeps this size. ``name`` is for /proc."""
+    """Return the descriptor of new zeroed memory of ``size`` bytes, whose size is sealed. ``name`` is shown in /proc."""
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, size)
@@ -30,9 +30,9 @@ def make(name: str, size: int) -> int:
 
 def mapped(descriptor: int, size: int, writable: bool) -> np.ndarray:
     """
-    Return the memory as uint8 (size,); it stays mapped as long as the array lives, also after the descriptor is closed.
+    Return the memory as uint8 (size,); it stays mapped as long as the array lives, even if the descriptor is closed.
 
-    Raises MessageError where it is no such memory, of another size, or of a size that could change.
+    Raises MessageError if it is not such memory, or its size differs or could change.
     """
     try:
         seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)

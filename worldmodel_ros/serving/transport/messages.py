@@ -1,12 +1,13 @@
 """
-What the front end of a robot and the engine's server say to each other, version 9.
+Messages between a robot's front end and the engine's server, version 9.
 
 Times are of CLOCK_MONOTONIC in s, which all processes of a machine share, and stamps are in ns. Every Tick is
 answered by exactly one Planned, Refused or Failed of its number; a Question by its branches and one Answered; a
-SessionFile by one Done. A robot of which nothing has come for long is told Idle, one whose session has gone to another
-server Moved. Images travel as memory next to the message (pictures.py), frames in slots (frames.py).
+SessionFile by one Done. A robot that has been silent for long gets Idle, one whose session has moved to another server
+Moved. Images travel in shared memory next to the message (``pictures.py``), frames in slots (``frames.py``).
 
-Servers of one store move sessions among each other: see docs/fleet.md. Move, Prepare and TakeOver are answered by Done.
+Servers with a common store move sessions among each other: see docs/fleet.md. Move, Prepare and TakeOver are answered by
+Done.
 
 The server of an open world model takes WorldHello in place of Hello, and then Walk and Forget, each answered by one Walked of
 its number.
@@ -27,28 +28,28 @@ class Hello:
     """The first message of a robot; answered by Welcome or Rejected."""
 
     robot: str = text()  # full name of its node
-    session: str = text(default='')  # what it calls its session; the server goes on with it, if it is in its store
-    generation: int = u64(default=0)  # of that session, the highest that the robot has been told
-    linger: float = f64(default=0.0)  # s, for which the session waits for its robot when the connection is lost
-    mobile: bool = flag(default=False)  # the robot has what gateways of other hosts ask for, and may be sent to one
+    session: str = text(default='')  # its name for the session; the server continues it, if it is in its store
+    generation: int = u64(default=0)  # of that session, the highest that the robot was told
+    linger: float = f64(default=0.0)  # s that the session waits for its robot when the connection is lost
+    mobile: bool = flag(default=False)  # the robot has the credentials for gateways of other hosts, and may be sent to one
 
 
 @message(2)
 class Tick:
     """An observation. From now on until its answer the slot belongs to the server."""
 
-    number: int = u64()      # rises by one
+    number: int = u64()      # increases by one
     slot: int = u8()         # where the frame is; it carries ``number``
     stamp: int = i64()       # of the observation, ns
     episode: int = u64()
     goal: str = text()       # empty: nothing is commanded
     due: float = f64()       # by when the front end must have the answer, s
-    answer: bool = flag()    # False: the frame is only to be taken in
+    answer: bool = flag()    # False: the frame is only taken in
     executed: np.ndarray = floats()  # (A,), mean since the previous tick, SI units
     prefix: np.ndarray | None = floats(default=None)  # (n, A), executed before the answer can take over; None: none
     note: str = text(default='')  # as Note
-    spacing: float = f64(default=0.0)  # s, of the camera's images, of which this is one; 0: there is no choice
-    moved: float = f64(default=0.0)    # s, by which ticks have come earlier so far, as Planned has offered
+    spacing: float = f64(default=0.0)  # s between the camera's images; 0: no choice of another image
+    moved: float = f64(default=0.0)    # s by which ticks have moved earlier so far, as Planned offered
     plan: np.ndarray | None = floats(default=None)  # (T, A), decided by the robot, to be imagined; None: the server plans
 
 
@@ -63,7 +64,7 @@ class Branch:
 
 @message(3)
 class Question:
-    """What if? As engine.what_if.Question."""
+    """A what-if question; as ``engine.what_if.Question``."""
 
     number: int = u64()
     goal: str = text()
@@ -71,8 +72,8 @@ class Question:
     stamp: int = i64()
     branches: tuple[Branch, ...] = many(Branch)
     denoising_steps: int = u8()
-    keep: bool = flag(default=False)    # the branch is to be gone on from
-    onward: bool = flag(default=False)  # it goes on from the one that was kept last
+    keep: bool = flag(default=False)    # keep the end of the branch, to continue from it
+    onward: bool = flag(default=False)  # continue from the one that was kept last
 
 
 @message(4)
@@ -91,7 +92,7 @@ class StatusRequest:
 
 @message(6)
 class Move:
-    """Has the server move a session to another one. Needs no Hello before it."""
+    """Has the server move a session to another server. Needs no Hello before it."""
 
     number: int = u64()
     session: str = text()
@@ -100,7 +101,7 @@ class Move:
 
 @message(7)
 class Prepare:
-    """From server to server: read what is in the store of a session that is about to come."""
+    """From server to server: read the stored part of a session that is about to come."""
 
     number: int = u64()
     session: str = text()
@@ -108,7 +109,7 @@ class Prepare:
 
 @message(8)
 class TakeOver:
-    """From server to server: become the owner of a session; nothing more of it is written."""
+    """From server to server: become the owner of a session; the sender writes no more of it."""
 
     number: int = u64()
     session: str = text()
@@ -117,12 +118,12 @@ class TakeOver:
 
 @message(9)
 class Goodbye:
-    """The session is over, however long it was to wait."""
+    """The session is over, whatever its ``linger``."""
 
 
 @message(10)
 class Note:
-    """What the front end wants to be told of the session by Welcome when it comes back to it; replaces the one before."""
+    """A note that Welcome returns when the front end comes back to the session; replaces the one before."""
 
     note: str = text()
 
@@ -131,19 +132,19 @@ class Note:
 class WorldHello:
     """The first message for a world of an open world model; answered by WorldWelcome or Rejected."""
 
-    session: str = text()  # the server goes on with its world, if it has one
-    linger: float = f64()  # s, for which the world waits when the connection is lost
+    session: str = text()  # the server continues its world, if it has one
+    linger: float = f64()  # s that the world waits when the connection is lost
 
 
 @message(12)
 class Walk:
-    """Imagine what a camera sees along poses. The image that the world begins with comes next to it; none: it goes on."""
+    """Imagine what a camera sees along poses. An image that comes with it begins a world; without one, the world continues."""
 
     number: int = u64()
-    event: str = text()                    # what was answered already is answered by the same frames; empty: it never was
+    event: str = text()                    # a repeated event is answered by the same frames; empty: never repeated
     poses: np.ndarray = doubles()          # (N, 4, 4), camera-to-world, optical frame; with an image, the first is the image's
     intrinsics: np.ndarray = doubles()     # (N, 4), fx, fy, cx, cy of an image of the world's size
-    note: str = text(default='')           # with an image: kept, for who comes back to the world
+    note: str = text(default='')           # with an image: kept for a client that comes back to the world
 
 
 @message(13)
@@ -166,8 +167,8 @@ class Welcome:
     slots: int = u8()
     generation: int = u64(default=0)  # of the session, if the server keeps it in a store; else 0
     frames: int = u64(default=0)      # that the session has seen already, if it is from the store
-    number: int = u64(default=0)      # of the newest tick that it has been given
-    answered: bool = flag(default=False)  # the answer to that tick follows, or comes when there is one
+    number: int = u64(default=0)      # of the newest tick that it got
+    answered: bool = flag(default=False)  # the answer to that tick follows, now or when it is ready
     note: str = text(default='')      # the newest one
 
 
@@ -184,12 +185,12 @@ class Planned:
 
     number: int = u64()
     tier: int = u8()               # ladder.Tier
-    predicted: float = f64()       # finish that the scheduler expected, s
+    predicted: float = f64()       # finish predicted by the scheduler, s
     finish: float = f64()          # real one, s
     reason: str = text()           # why not the best tier
     plan: np.ndarray = floats()    # (T, A), the first action is for now
     queue: float = f64(default=0.0)  # from the tick's arrival to the beginning of its first network call, s
-    earlier: float = f64(default=0.0)  # s, by which this robot's ticks should come earlier, for all to fit better
+    earlier: float = f64(default=0.0)  # s by which this robot's ticks should come earlier, for all robots to fit better
 
 
 @message(68)
@@ -211,7 +212,7 @@ class Failed:
 
 @message(70)
 class Imagined:
-    """What the tick's plan is expected to lead to; the pictures come with it."""
+    """The imagined future of the tick's plan; the images come with it."""
 
     number: int = u64()
     tier: int = u8()
@@ -226,7 +227,7 @@ TIMINGS = ('queue', 'encode', 'commit', 'policy', 'denoise', 'decode', 'total', 
 
 @message(71)
 class ImaginedBranch:
-    """One branch of the answer to a question; the pictures come with it."""
+    """One branch of the answer to a question; the images come with it."""
 
     number: int = u64()
     name: str = text()
@@ -243,7 +244,7 @@ class Answered:
     stamp: int = i64()      # of the observation that was branched from, ns
     complete: bool = flag()
     refusal: str = text()
-    again: float = f64(default=0.0)  # s, after which what was refused may be asked again; 0: not as it is
+    again: float = f64(default=0.0)  # s after which a refused question may be asked again; 0: never as it is
 
 
 @message(73)
@@ -263,14 +264,14 @@ class Status:
 
 @message(75)
 class Idle:
-    """Nothing came for long: the session has ended, and the connection is closed. The next observation may open one."""
+    """Nothing came for a long time: the session has ended, the connection is closed. The next observation may open one."""
 
     reason: str = text()
 
 
 @message(76)
 class Moved:
-    """The session is another server's from now on; the connection is closed. What is not answered is to be sent there."""
+    """The session belongs to another server from now on; the connection is closed. Send open ticks there."""
 
     address: str = text()    # the other server's socket
     generation: int = u64()  # that it owns
@@ -278,9 +279,9 @@ class Moved:
 
 @message(77)
 class WorldWelcome:
-    """What WorldHello asks for is open."""
+    """The session of WorldHello is open."""
 
-    begun: bool = flag()  # there is a world to go on in
+    begun: bool = flag()  # there is a world to continue
     note: str = text()    # of the walk that began it
     about: str = text()   # the model, as JSON
 
@@ -290,8 +291,8 @@ class Walked:
     """The answer to Walk and Forget. With a ``refusal`` there are no frames, else those of all poses come with it."""
 
     number: int = u64()
-    imagined: int = u64(default=0)     # frames of the world by now, without the image,
-    added: int = u64(default=0)        # and how many of them by this
+    imagined: int = u64(default=0)     # frames of the world so far, without the image,
+    added: int = u64(default=0)        # and how many of them are of this walk
     queue: float = f64(default=0.0)    # from the arrival to the beginning, s
     observe: float = f64(default=0.0)  # for the image, s
     imagine: float = f64(default=0.0)  # s

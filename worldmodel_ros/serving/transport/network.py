@@ -1,6 +1,6 @@
 """
-Messages between a robot's node and the gateway, over a WebSocket: one message of this protocol a binary frame, behind an
-envelope with the times from which the node estimates the other machine's clock, and before the pixels that go with it.
+Messages between a robot's node and the gateway, over a WebSocket. A binary frame holds an envelope with the times from which
+the node estimates the other machine's clock, then one message of this protocol, then its pixels.
 """
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import numpy as np
 from .codec import MAX_MESSAGE, MessageError, pack, unpack
 
 PATH = '/v1/realtime/robot/node'
-# When it was sent, and when the newest one from the other side was sent and received; the length of the message.
+# When this frame was sent, and when the newest one of the other side was sent and received; the length of the message.
 _ENVELOPE = struct.Struct('<dddI')
-_SHAPE = struct.Struct('<III')  # T, H, W of the pictures
-_SAMPLES = 64   # exchanges that the clock is estimated from
+_SHAPE = struct.Struct('<III')  # T, H, W of the images
+_SAMPLES = 64   # exchanges for the estimate of the clock
 _JITTER = 0.9   # quantile of the round trips that is allowed for
 
 
@@ -31,7 +31,7 @@ class Stamps:
 
 
 def wrap(message: Any | None, stamps: Stamps, pixels: np.ndarray | None = None) -> bytes:
-    """Return the frame of a message, with pictures, uint8 (T, H, W, 3); None: of no message, for the times alone."""
+    """Return the frame of a message (None: only the times), with images, uint8 (T, H, W, 3), if any."""
     packed = pack(message) if message is not None else b''
     head = _ENVELOPE.pack(stamps.sent, stamps.echo_sent, stamps.echo_received, len(packed))
     if pixels is None:
@@ -40,7 +40,7 @@ def wrap(message: Any | None, stamps: Stamps, pixels: np.ndarray | None = None) 
 
 
 def unwrap(data: bytes) -> tuple[Any | None, Stamps, np.ndarray | None]:
-    """Return what ``wrap`` was given; the pictures share the memory of ``data``. Raises MessageError."""
+    """Return what ``wrap`` was given; the images share the memory of ``data``. Raises MessageError."""
     if len(data) < _ENVELOPE.size:
         raise MessageError(f'{len(data)} bytes are no frame of this protocol')
     *times, length = _ENVELOPE.unpack_from(data)
@@ -56,7 +56,7 @@ def unwrap(data: bytes) -> tuple[Any | None, Stamps, np.ndarray | None]:
         raise MessageError('pictures without a shape')
     shape = (*_SHAPE.unpack_from(data, end), 3)
     count = 1
-    for size in shape:  # in Python's integers, which do not wrap around
+    for size in shape:  # in Python integers, which do not wrap around
         count *= size
     if not count or count != len(data) - end - _SHAPE.size:
         raise MessageError(f'{len(data) - end - _SHAPE.size} bytes are no pictures of the shape {shape}')
@@ -65,20 +65,20 @@ def unwrap(data: bytes) -> tuple[Any | None, Stamps, np.ndarray | None]:
 
 class RemoteClock:
     """
-    Another machine's steady clock, from exchanges of messages (as in NTP, RFC 5905, 8), and what the way back takes.
+    Another machine's steady clock, from exchanges of messages (as in NTP, RFC 5905, 8), and the latency of the way back.
 
-    Of the last exchanges, the one with the shortest round trip tells the offset: what the others took longer, they have
-    waited somewhere. No wall clock is asked. The offset errs by at most half of that round trip.
+    The offset is that of the recent exchange with the shortest round trip: the others took longer because they waited
+    somewhere. No wall clock is used. The error of the offset is at most half of that round trip.
     """
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, float]] = deque(maxlen=_SAMPLES)  # round trip, offset
         self.offset = 0.0     # s, the other clock minus this one
-        self.round_trip = 0.0  # s, the shortest of late
-        self.back = 0.0       # s, that an answer takes, nearly always
+        self.round_trip = 0.0  # s, the shortest recent one
+        self.back = 0.0       # s that an answer takes on its way, at the quantile _JITTER
 
     def take(self, stamps: Stamps, received: float) -> None:
-        """Take the times of a frame that was received at a steady time."""
+        """Take the times of a frame that was received at ``received`` [s, steady]."""
         if not stamps.echo_sent:
             return
         there = stamps.echo_received - stamps.echo_sent
@@ -90,9 +90,9 @@ class RemoteClock:
         self.back = 0.5 * self.round_trip + usual - self.round_trip
 
     def there(self, time: float) -> float:
-        """Return a time of this clock by the other one [s]."""
+        """Convert a time of this clock to the other one [s]."""
         return time + self.offset
 
     def here(self, time: float) -> float:
-        """Return a time of the other clock by this one [s]."""
+        """Convert a time of the other clock to this one [s]."""
         return time - self.offset

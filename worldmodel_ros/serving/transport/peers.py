@@ -1,4 +1,4 @@
-"""Requests between the hosts of a fleet, through their gateways: one JSON object and any number of blobs a binary frame."""
+"""Requests between a fleet's hosts, through their gateways: each binary frame holds a JSON object and any number of blobs."""
 from __future__ import annotations
 
 import json
