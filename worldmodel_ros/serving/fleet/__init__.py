@@ -1,5 +1,5 @@
 """
-Many servers as one: sessions that are kept in a store, come back from it, and move from server to server.
+Many servers as one: sessions are kept in a store, restored from it, and moved from server to server.
 
-What one server computes when is ``serving.scheduler``; what a session is in a store, ``engine.session_store``.
+Scheduling within one server is in ``serving.scheduler``, the stored form of a session in ``engine.session_store``.
 """

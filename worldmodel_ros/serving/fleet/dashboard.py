@@ -1,4 +1,4 @@
-"""A page that shows what a fleet does, for a browser on this machine."""
+"""A status page of a fleet, for a browser on this machine."""
 from __future__ import annotations
 
 import json
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-HOST = '127.0.0.1'  # alone: there is no password
+HOST = '127.0.0.1'  # loopback only: there is no password
 
 _PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>worldmodel fleet</title>
 <style>
@@ -50,12 +50,12 @@ class Dashboard:
     """Serves the page at ``/`` and its numbers as JSON at ``/status``, from a thread of its own."""
 
     def __init__(self, status: Callable[[], dict[str, Any]], port: int) -> None:
-        """``port``: 0 for any free one. Raises OSError where it is in use."""
+        """``port``: 0 for any free one. Raises OSError if it is in use."""
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 name, _, _ = self.headers.get('Host', '').rpartition(':')
-                if name not in (HOST, 'localhost'):  # else a page of anywhere could read it, by a name of its own
+                if name not in (HOST, 'localhost'):  # against DNS rebinding: any web page could read it otherwise
                     self.send_error(403)
                 elif self.path == '/':
                     self._send('text/html; charset=utf-8', _PAGE)
@@ -81,6 +81,6 @@ class Dashboard:
         threading.Thread(target=self._server.serve_forever, name='dashboard', daemon=True).start()
 
     def close(self) -> None:
-        """End."""
+        """End the server."""
         self._server.shutdown()
         self._server.server_close()

@@ -1,4 +1,4 @@
-"""The front of a fleet: robots come here first, and are told which server has, or gets, their session."""
+"""The front of a fleet: robots connect here first, and are told which server has, or gets, their session."""
 from __future__ import annotations
 
 import json
@@ -30,29 +30,29 @@ from .router import Claim, Demand, NoRoom, Router, RouterSettings
 from .scaling import Homecoming
 
 _log = logging.getLogger(__name__)
-POLL = 0.5        # s, between two looks at a server
-_SILENT = 3       # looks without an answer, after which a server is taken to be lost
+POLL = 0.5        # s between two looks at a server
+_SILENT = 3       # looks without an answer after which a server is considered lost
 _CONNECTIONS = 256
-_QUIET = 60.0     # s without a message, after which a connection makes room for another; no answer takes as long
-_AWAY = 1e6       # s, that count against another host: it is taken where no own server is feasible
-_DEFAULT_COST = 0.02  # s of a tick, before a server has said what it takes
-_OWN_MOVES = 2    # at once, that this front has made; each waits for a server or host that hangs for as long as ``ask_move``
-# The phases of cameras are not known here; the server's own scheduler advises them.
+_QUIET = 60.0     # s without a message after which a connection makes room for another; no answer takes as long
+_AWAY = 1e6       # s of cost for another host, so that it is taken only if no own server is feasible
+_DEFAULT_COST = 0.02  # s of a tick, before a server has reported it
+_OWN_MOVES = 2    # at once, begun by this front; with a server or host that hangs, each waits for as long as ``ask_move``
+# The phases of cameras are not known here; each server's own scheduler advises on them.
 SETTINGS = RouterSettings(lease=10.0, blocking=1.0, phase=0.0)
 
 
 @dataclass(frozen=True)
 class ServerStatus:
-    """What the front takes from the status of a server."""
+    """What the front uses of a server's status."""
 
     values: dict[str, Any]
-    cost: float              # s that a tick in two steps takes it alone, typically
+    cost: float              # s that a single tick in two steps typically takes
     running: dict[str, int]  # the generation of each session
-    sessions: int | None     # that it has memory for; None: it does not say
+    sessions: int | None     # that it has memory for; None: not reported
 
     @classmethod
     def read(cls, values: dict[str, Any]) -> ServerStatus:
-        """Raises Unavailable where it cannot be understood."""
+        """Return the status in ``values``. Raises Unavailable if it cannot be understood."""
         try:
             service = values.get('service', {})
             times = {row['network'].rpartition('/')[2]: float(row['p50_ms']) / 1e3 for row in service.get('step_times', [])
@@ -69,7 +69,7 @@ class ServerStatus:
 
 @dataclass
 class Server:
-    """A server as its last status told it: of this host, by its socket, or of another one, by its gateway."""
+    """A server as of its last status: on this host, by its socket, or on another one, by its gateway."""
 
     address: Path | Endpoint
     silent: int = _SILENT  # looks in a row without an answer
@@ -80,18 +80,18 @@ class Server:
 
 class Front:
     """
-    Answers robots at one socket by where to go (``messages.Moved``), by a ``Router`` that knows the servers by their statuses.
+    Tells robots at one socket where to go (``messages.Moved``), by a ``Router`` that knows the servers by their statuses.
 
-    No tick comes through here: a robot that has its server does not notice that the front is lost. One that comes up again
-    learns from the servers what they run. Servers of other hosts get robots that no own server has time for, if these can go
-    there. ``run`` belongs to one thread, the looks at the servers to another one, those at each other host to one of its own.
+    No tick comes through here: a robot that has its server does not notice that the front is lost. A restarted front learns
+    from the servers what they run. Servers of other hosts get robots that no own server has time for, if these can go there.
+    ``run`` has one thread, the looks at the own servers another one, and those at each other host one of their own.
     """
 
     def __init__(self, listening: ListeningSocket, servers: list[Path], sessions: int, period: float = 0.1,
                  settings: RouterSettings = SETTINGS, hosts: Sequence[Endpoint] = (), home: str = '') -> None:
-        """``servers``: sockets of all that there may be; ``wanted`` are those that are to run. ``sessions``: that one takes.
-        ``hosts``: gateways of other hosts, each before one server, whose numbers follow those of ``servers``.
-        ``home``: the gateway before this front, by which sessions come back from other hosts; empty: they stay there."""
+        """``servers``: sockets of all that there may be; ``wanted`` are those that should run. ``sessions``: that one takes.
+        ``hosts``: gateways of other hosts, each of one server, whose numbers follow those of ``servers``.
+        ``home``: this front's gateway, by which sessions come back from other hosts; empty: they stay there."""
         self._listening, self._period = listening, period
         self.servers = [Server(address) for address in (*servers, *hosts)]
         self._own = frozenset(range(len(servers)))
@@ -103,18 +103,18 @@ class Front:
         self._lock = threading.Lock()
         self._selector = selectors.DefaultSelector()
         self._selector.register(listening, selectors.EVENT_READ)
-        self._connections: dict[Connection, float] = {}  # when something last came, the quietest first
+        self._connections: dict[Connection, float] = {}  # time of the last message, quietest first
         self._looks = ThreadPoolExecutor(max(2, len(servers)), 'looks')
         self._moves = ThreadPoolExecutor(2, 'moves')  # that a peer asks for
         self._own_moves = ThreadPoolExecutor(_OWN_MOVES, 'own moves')
-        self._own_moving: set[str] = set()  # sessions that those have: as many as there are threads, none waits
+        self._own_moving: set[str] = set()  # sessions of those: at most one per thread, so that none waits
         self._home, self._homecoming = home, Homecoming(settings.low)
-        self._stayed: set[str] = set()  # sessions that were to move and could not; others are tried first
-        # Of their own: a move that waits for another host waits for what that asks here.
+        self._stayed: set[str] = set()  # sessions that should have moved and could not; others are tried first
+        # Own threads: a move that waits for another host depends on that host's requests here.
         self._forwards = ThreadPoolExecutor(2, 'forwards')
         self._moving: set[str] = set()
         self.counts: Counter[str] = Counter()
-        self.pool: dict[int, str] = {}  # what the pool says of its servers
+        self.pool: dict[int, str] = {}  # states of the servers, by the pool
         self._begun = time.monotonic()
         self._over = threading.Event()
         self._links = {number: HostLink(server.address) for number, server in enumerate(self.servers)
@@ -131,7 +131,7 @@ class Front:
             for key, _ in self._selector.select(timeout):
                 if key.fileobj is self._listening:
                     self._accept()
-                elif key.fileobj in self._connections:  # else it has made room for another
+                elif key.fileobj in self._connections:  # otherwise it has made room for another
                     self._receive(key.fileobj)
             if timeout is not None:
                 return
@@ -161,7 +161,7 @@ class Front:
         return False
 
     def place(self, session: str, mobile: bool = False) -> Path | Endpoint:
-        """Where a session is to be opened; ``mobile``: its robot can go to another host. Raises NoRoom."""
+        """Return where to open a session; ``mobile``: its robot can go to another host. Raises NoRoom."""
         with self._lock:
             (self._mobile.add if mobile else self._mobile.discard)(session)
             claim = self._router.route(session, self._demand(session), time.monotonic())
@@ -169,7 +169,7 @@ class Front:
             return self.servers[claim.server].address
 
     def move(self, session: str, target: str) -> None:
-        """Have a session moved to the server at a socket or gateway, or where the router puts it ('auto'). Waits; raises
+        """Have a session moved to the server at a socket or gateway, or to one that the router chooses ('auto'). Waits; raises
         MoveError."""
         with self._lock:
             claim = self._router.claim(session)
@@ -187,7 +187,7 @@ class Front:
                     number for number, server in enumerate(self.servers) if str(server.address) == target)
             except (NoRoom, StopIteration) as error:
                 raise MoveError(str(error) or f'{target} is no server of this fleet') from error
-            if number in self._links and session not in self._mobile:  # the router knows; who names a target need not
+            if number in self._links and session not in self._mobile:  # only the router checks this, not a named target
                 raise MoveError(f'session {session} stays on this host: its robot has not said that it can go to another one')
             self._moving.add(session)
         try:
@@ -199,12 +199,12 @@ class Front:
             with self._lock:
                 if self._router.claim(session):
                     self._router.release(session)
-                if self._router.alive[claim.server]:  # it is where it was; else nowhere, as all that its server had
+                if self._router.alive[claim.server]:  # it is where it was; otherwise lost with its server
                     self._router.claims_of([(claim, self._demand(session))])
             raise
         finally:
             try:
-                self._look_all()  # who has it now
+                self._look_all()  # to learn which server has it now
                 for each in {number, claim.server} & self._links.keys():
                     self._look_at_host(each)
             finally:
@@ -212,7 +212,7 @@ class Front:
                     self._moving.discard(session)
 
     def status(self) -> dict[str, Any]:
-        """Servers, claims and slack, as JSON values."""
+        """Return servers, claims and slack, as JSON values."""
         with self._lock:
             load, alive = self._router.load, self._router.alive
             servers = []
@@ -232,13 +232,13 @@ class Front:
             claims = [{'session': session, 'server': number, 'generation': self._router.claim(session).generation}
                       for number in range(len(self.servers)) for session in self._router.sessions(number)]
             known = next((server.status for server in self.servers if not server.silent), {})
-        # As one server would tell it: what a gateway, which may be before a fleet, wants to know.
+        # As in a single server's status: a gateway needs these, also in front of a fleet.
         about = {'preset': known['preset'], 'service': {'backend': known['service']['backend']}} if 'preset' in known else {}
         return {'pid': os.getpid(), 'socket': str(self._listening.path), 'uptime_s': round(time.monotonic() - self._begun, 1),
                 **about, 'fleet': {'servers': servers, 'claims': claims, **self.counts}}
 
     def room(self) -> tuple[dict[int, int], dict[int, int]]:
-        """Of each own server that answers: for how many more robots it has time and memory, and how many it has."""
+        """Return, for each own server that answers, how many more robots it has time and memory for, and how many it has."""
         with self._lock:
             load, demand = self._router.load, self._demand()
             robots = {number: len(self._router.sessions(number)) for number in np.flatnonzero(self._router.alive).tolist()
@@ -248,14 +248,14 @@ class Front:
             return {number: max(0, min(time_for[number], self._sessions - count)) for number, count in robots.items()}, robots
 
     def empty(self, number: int) -> bool:
-        """Place nothing on a server any more, and have its sessions moved; return whether none is left. Does not wait."""
+        """Place nothing more on a server, and have its sessions moved; return whether none is left. Does not wait."""
         with self._lock:
             sessions = self._router.drain(number)
-            self._begin_move(sessions)  # one at a time, so that a robot waits for its own move only
+            self._begin_move(sessions)  # one at a time, so that a robot only waits for its own move
         return not sessions
 
     def fill(self, number: int) -> None:
-        """Place robots on a server again that was being emptied."""
+        """Place robots again on a server that was being emptied."""
         with self._lock:
             self._router.restore(number)
 
@@ -276,7 +276,7 @@ class Front:
             self._drop(quietest)
         self._connections[connection] = now
         self._selector.register(connection, selectors.EVENT_READ)
-        self._receive(connection)  # nearly always there by now
+        self._receive(connection)  # the message is nearly always there by now
 
     def _receive(self, connection: Connection) -> None:
         try:
@@ -286,12 +286,12 @@ class Front:
             message, descriptor = received
             if descriptor is not None:
                 os.close(descriptor)
-            del self._connections[connection]  # to be the last one again
+            del self._connections[connection]  # to move it to the end
             self._connections[connection] = time.monotonic()
             self._handle(connection, message)
         except ConnectionLost:
             self._drop(connection)
-        except Exception as error:  # the others go on
+        except Exception as error:  # the others continue
             try:
                 connection.send(messages.Rejected(str(error)))
             except (ConnectionLost, MessageError):
@@ -313,19 +313,19 @@ class Front:
             raise MessageError(f'{type(message).__name__}: this is the front of a fleet, which takes no frames')
 
     def _answer(self, connection: Connection, number: int, work: Callable[..., None], *arguments: Any) -> None:
-        """Do what a peer has asked for, and tell it how that ended."""
+        """Handle a peer's request, and tell it the result."""
         refusal = ''
         try:
             work(*arguments)
-        except Exception as error:  # it waits for the answer
+        except Exception as error:  # the peer waits for the answer
             refusal = str(error) or type(error).__name__
         try:
             connection.send(messages.Done(number, refusal))
         except ConnectionLost:
-            pass  # it waits no more
+            pass  # it no longer waits
 
     def _forward(self, message: messages.Prepare | messages.TakeOver) -> None:
-        """Have the own server that a session comes back to do what the host that has it asks for."""
+        """Forward a request about a returning session from its host to the own server that it comes back to."""
         with self._lock:
             claim = self._router.claim(message.session)
             if message.session not in self._moving or claim is None or claim.server not in self._own:
@@ -353,7 +353,7 @@ class Front:
         cost = cost or max((server.cost for server in own if server.status), default=_DEFAULT_COST)
         if not self._links:
             return Demand(cost, self._period)
-        # The store is of this host: another one would have to read the session over the network.
+        # The store is on this host: another one would have to read the session over the network.
         return Demand(cost, self._period, resident=self._own, transfer=_AWAY,
                       only=None if session in self._mobile else self._own)
 
@@ -370,7 +370,7 @@ class Front:
         for number, status in zip(own, self._looks.map(_status, [self.servers[number].address for number in own]), strict=True):
             try:
                 self._take(number, None if status is None else ServerStatus.read(status))
-            except Unavailable as error:  # the others are looked at all the same
+            except Unavailable as error:  # continue with the others
                 self._take(number, None, str(error))
 
     def _look_at_host_always(self, number: int) -> None:
@@ -381,7 +381,7 @@ class Front:
                 _log.exception('a look at the host at %s failed', self.servers[number].address)
 
     def _look_at_host(self, number: int) -> None:
-        """Ask another host's server how it is, which takes as long as ``ask_host_status`` at most."""
+        """Ask another host's server for its status, which takes at most as long as ``ask_host_status``."""
         try:
             self._take(number, ServerStatus.read(ask_host_status(self._links[number])))
         except Unavailable as error:
@@ -409,7 +409,7 @@ class Front:
             elif not self._router.alive[number]:
                 self._router.restore(number)
             for session, generation in said.running.items():
-                # The generation is the store's: exactly one server can have it.
+                # The store assigns the generation: exactly one server can have it.
                 self._router.claims_of([(Claim(session, number, generation, now + SETTINGS.lease), self._demand(session))])
                 self._router.renew(session, generation, now)
             for session in self._router.sessions(number):
@@ -418,7 +418,7 @@ class Front:
             self._mobile = {session for session in self._mobile if self._router.claim(session)}
 
     def _unfit(self, said: ServerStatus) -> str:
-        """Why robots cannot be sent to another host whose server says this; empty: they can."""
+        """Return why robots cannot be sent to another host with this status; empty: they can."""
         own = [self.servers[number].status for number in self._own if self.servers[number].status]
         if not own:
             return 'no own server has answered yet, with which it could be compared'
@@ -437,19 +437,19 @@ class Front:
             if not moves and self._stayed:  # all have been tried
                 moves = [session for session, server in self._router.overloaded() if server in self._own]
                 self._stayed.difference_update(*(self._router.sessions(self._router.claim(each).server) for each in moves))
-            self._begin_move(moves or self._to_come_home())  # one, and look again
+            self._begin_move(moves or self._to_come_home())  # one at a time, then look again
 
     def _begin_move(self, sessions: list[str]) -> None:
-        """Have the first of some sessions that is not moving moved, unless as many are as may be: none waits for its turn, by
-        which what is the reason for its move may have changed. Under the lock."""
+        """Begin to move the first of ``sessions`` that is not moving, unless all threads are busy: none is queued, since the
+        reason for its move may change while it waits. Under the lock."""
         session = next((each for each in sessions if each not in self._moving and each not in self._own_moving), None)
         if session is not None and len(self._own_moving) < _OWN_MOVES:
             self._own_moving.add(session)
             self._own_moves.submit(self._balance_one, session)
 
     def _to_come_home(self) -> list[str]:
-        """A session at another host that is to come back, if one is: the one that was placed there last, of those that have not
-        failed to since all have been tried."""
+        """Return a session at another host that should come back, if any: the last one placed there, of those that have not
+        failed to come back since all were tried."""
         if not self._home:
             return []
         load, demand = self._router.load, self._demand()
@@ -465,7 +465,7 @@ class Front:
     def _balance_one(self, session: str) -> None:
         try:
             self.move(session, 'auto')
-        except Exception as error:  # of a thread whose result is not looked at
+        except Exception as error:  # the result of this thread is not read
             with self._lock:
                 self._stayed.add(session)
             _log.warning('session %s stays: %s', session, error)

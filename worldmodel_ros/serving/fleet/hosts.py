@@ -1,4 +1,4 @@
-"""Another host of a fleet, through its gateway: its store, and its server's part in a move. Extra ``[net]``."""
+"""Another host of a fleet, through its gateway: its store, and requests to its server. Extra ``[net]``."""
 from __future__ import annotations
 
 import threading
@@ -15,25 +15,25 @@ from worldmodel_ros.serving.transport.codec import MessageError, pack, unpack
 from worldmodel_ros.serving.transport.connection import ConnectionLost
 
 _PATIENCE = 5.0  # s for a store to answer
-_MORE = 1.0      # s for an answer to come back, besides what the other server may take
-_STATUS = 0.5    # s for a server to say how it is
-_FRESH = 60.0    # s, after which an unused connection is not trusted: the gateway closes those that are quiet
+_MORE = 1.0      # s for an answer to come back, besides the time that the other server may take
+_STATUS = 0.5    # s for a server to report its status
+_FRESH = 60.0    # s after which an unused connection is not reused: the gateway closes idle ones
 _ERRORS = {'not stored': NotStored, 'already stored': AlreadyStored}
 
 
 class HostLink:
-    """Connections to one host's gateway, each for one request at a time; as many as are needed at once. From any thread."""
+    """A pool of connections to one host's gateway, one per concurrent request. From any thread."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
-        self._free: list[tuple[Dialed, float]] = []  # and when they were used
+        self._free: list[tuple[Dialed, float]] = []  # with the time of last use
         self._lock = threading.Lock()
         self._closed = False
 
     def request(self, about: dict[str, Any], blobs: Sequence[Blob] = (), patience: float = _PATIENCE, again: bool = False
                 ) -> tuple[dict[str, Any], list[memoryview]]:
         """
-        Return the answer to a request; ``again``: it may be sent twice, and is where a connection was lost meanwhile.
+        Return the answer to a request; ``again``: the request may be sent again if its connection is lost.
 
         Raises ConnectionLost, MessageError, EndpointError.
         """
@@ -59,7 +59,7 @@ class HostLink:
             connection.socket.send(peers.wrap(about, blobs))
             data = connection.socket.recv(patience, decode=False)
         except TimeoutError:
-            _end(connection)  # its answer would be taken for that to the next request
+            _end(connection)  # a late answer would be taken for the answer to the next request
             raise ConnectionLost(f'{self.endpoint} has not answered for {patience:g} s') from None
         except (WebSocketException, OSError) as error:
             _end(connection)
@@ -95,7 +95,7 @@ class HostLink:
 
 
 class RemoteStore:
-    """A ``SlabStore`` that another host keeps: blobs go there over TLS, each a request of its own."""
+    """A ``SlabStore`` on another host: blobs are sent over TLS, each in a request of its own."""
 
     def __init__(self, endpoint: Endpoint, threads: int = 8) -> None:
         """Does not connect yet. Raises StoreError for files of the endpoint that cannot be used."""
@@ -110,7 +110,7 @@ class RemoteStore:
             check_key(key)
 
         def put(key: str, parts: Sequence[Blob]) -> None:
-            # A claim is never sent twice: it may have been made by what was lost.
+            # A claim is never sent twice: a lost request may have made it.
             self._call('put', [key], [b''.join(parts)], again=not create, create=create)
         return self._threads.each(put, items)
 
@@ -165,8 +165,7 @@ def ask(link: HostLink, message: Any, patience: float) -> Any:
 
 
 def ask_host_status(link: HostLink) -> dict[str, Any]:
-    """Return the status of a host's server, within 4 s with a connection that is to be made, 1.5 s without. Raises
-    Unavailable."""
+    """Return the status of a host's server, within 4 s if a connection has to be made, 1.5 s otherwise. Raises Unavailable."""
     try:
         answer = ask(link, messages.StatusRequest(), _STATUS)
     except (ConnectionLost, MessageError, EndpointError) as error:

@@ -1,4 +1,4 @@
-"""Keeps the sessions of one server in a store, so that they outlast the connection, the server and its machine."""
+"""Keeps the sessions of one server in a store, so that they outlive the connection, the server and its machine."""
 from __future__ import annotations
 
 import logging
@@ -32,24 +32,24 @@ from .residency import Residency
 _log = logging.getLogger(__name__)
 _THREADS = 4
 _STRIPES = 64  # locks that all names share
-_AT_ONCE = 2   # slabs of a device that a session gets as it is adopted: a turn for them alone would be a batch longer to wait
-_OF_THE_KEEPER = ('at', 'newest', 'note')  # in what a manifest says about a session; the rest is Continuity's
+_AT_ONCE = 2   # slabs on a device filled together with the adoption: a turn of their own would wait for another batch
+_OF_THE_KEEPER = ('at', 'newest', 'note')  # keys of a manifest's ``about``; the rest are Continuity's
 
 
 class TooSlow(StoreError):
-    """A session whose reading, by what was measured, would take longer than it may."""
+    """A session whose reading, by measurement, would take longer than allowed."""
 
 
 @dataclass(frozen=True)
 class KeeperSettings:
     """
-    ``period``: a session is stored at most once in so many s while it ticks, and when it ends or moves. ``patience``
-    [s]: for the service's thread to find a moment between two ticks. ``within`` [s]: a session is begun again where,
-    by measurement, reading it would take longer. ``longest_gap`` [s]: and where it has not ticked for so long, since the
-    robot is somewhere else. ``groups``: layer groups, each a blob of its own. ``history``: keep what has left the window.
-    ``places``: sessions that have pages at a time, where the service takes more; the others are in the store until they are
-    expected to tick (``Residency``). 0: all have. ``files``: as ``Endpoint.files``, for servers on other hosts.
-    ``prepared`` [s]: a session that was prepared and has not come by then gives its pages back.
+    ``period`` [s]: a session is stored at most once per period while it ticks, and when it ends or moves. ``patience``
+    [s]: for the service's thread to find a moment between two ticks. ``within`` [s]: a session begins again if, by
+    measurement, reading it would take longer. ``longest_gap`` [s]: likewise if it has not ticked for this long, since the
+    robot is somewhere else by then. ``groups``: layer groups, each a blob of its own. ``history``: keep what has left the
+    window. ``places``: sessions that have pages at a time, if the service takes more; the others are in the store until
+    they are expected to tick (``Residency``). 0: all have. ``files``: as ``Endpoint.files``, for servers on other hosts.
+    ``prepared`` [s]: a session that was prepared and has not come by then loses its pages.
     """
 
     period: float = 0.5
@@ -65,47 +65,47 @@ class KeeperSettings:
 
 @dataclass(eq=False)
 class Kept:
-    """A session of the service that is kept in the store. ``number``: the service's. ``lock``: of its log."""
+    """A session of the service that is kept in the store. ``number``: in the service. ``lock``: of its log."""
 
     name: str
     number: int
     generation: int
     log: SessionLog
     frames: int = 0  # that it had seen when it was opened
-    newest: int = 0  # tick that it was given,
-    note: str = ''   # and what its robot has noted
+    newest: int = 0  # number of its newest tick,
+    note: str = ''   # and its robot's newest note
     stored_at: float = -math.inf
     storing: bool = False
     closed: bool = False
-    fenced: str = ''  # who owns it, in words
+    fenced: str = ''  # its new owner, in words
     lock: threading.Lock = field(default_factory=threading.Lock)
     manifest: Manifest | None = None  # the last one,
-    stored_frames: int = -1           # and the frames that the session had seen by it
+    stored_frames: int = -1           # and the frames that the session had seen by then
     away: bool = False                # the session has no pages; under the lock
     moving: bool = False              # its move stores it
-    parts: dict[str, float] = field(default_factory=dict)  # s, of its last checkpoint
+    parts: dict[str, float] = field(default_factory=dict)  # s of its last checkpoint
 
 
 class Keeper:
     """
-    All sessions of a service, by the names that robots give them. ``address``: where this server is reached, which is
-    what it claims sessions by. Methods may be called from any thread; those that say so wait.
+    All sessions of a service, by the names that robots give them. ``address``: where this server is reached, written into
+    its claims. Methods may be called from any thread; those that say so wait.
     """
 
     def __init__(self, service: Service, engine: Engine, store: SlabStore, address: str,
                  settings: KeeperSettings = KeeperSettings(),
                  expect: Callable[[str, float], None] = lambda name, when: None) -> None:
-        """``engine``: the first one of the service. ``expect``: is told when a session's next tick is expected, steady time
-        in s."""
+        """``engine``: the first one of the service. ``expect``: called with a session's name and the steady time [s] of its
+        next expected tick."""
         self._service, self._engine, self.address, self.settings = service, engine, address, settings
         self.store = MeasuredStore(store)
         self._executor = ThreadPoolExecutor(_THREADS, 'keeper')
-        # What is stored now and then has threads of its own: a robot that waits for its session does not wait for these.
+        # Periodic checkpoints have threads of their own: a robot that waits for its session does not wait for them.
         self._storing = ThreadPoolExecutor(_THREADS, 'storing')
         self._lock = threading.Lock()
-        self._names = [threading.RLock() for _ in range(_STRIPES)]  # of sessions that are being opened or ended
-        self._coming: dict[str, _Prepared] = {}  # prepared, and not taken over yet; who was first, first
-        self._parked: dict[str, Kept] = {}  # taken over, for a robot that is not here yet
+        self._names = [threading.RLock() for _ in range(_STRIPES)]  # for sessions that are being opened or ended
+        self._coming: dict[str, _Prepared] = {}  # prepared, and not taken over yet; oldest first
+        self._parked: dict[str, Kept] = {}  # taken over for a robot that is not here yet
         self._counts: Counter[str] = Counter()
         self._expect = expect
         self.residency = Residency(
@@ -120,9 +120,9 @@ class Keeper:
 
     def open(self, listener: ServiceListener, account: Hashable, name: str) -> Kept:
         """
-        Open the session of a robot: the one that was taken over for it, or the one that is in the store, or a new one.
+        Open the session of a robot: the one that was taken over for it, the one in the store, or a new one.
 
-        Waits. Raises ServiceFull, StoreError, and ValueError for what is no name.
+        Waits. Raises ServiceFull, StoreError, and ValueError for an invalid name.
         """
         check_session(name)
         with self._alone(name):
@@ -157,9 +157,9 @@ class Keeper:
 
     def prepare(self, name: str) -> Manifest:
         """
-        Have what is in the store of a session that is about to come in pages, so that little is left when it does.
+        Load the stored part of a session that is about to come into pages, so that little is left when it does.
 
-        It gives them back where others need them, and when it has not come for a while. Waits. Raises ServiceFull, OutOfPages,
+        It loses them if others need them, and if it has not come for a while. Waits. Raises ServiceFull, OutOfPages,
         StoreError, SessionFileError.
         """
         check_session(name)
@@ -181,9 +181,9 @@ class Keeper:
 
     def take_over(self, name: str, generation: int) -> Kept:
         """
-        Become the owner of a session, and make it ready for its robot.
+        Become the owner of a session, and get it ready for its robot.
 
-        Waits. Raises StoreError, AlreadyStored where another is the owner of this generation; ServiceFull.
+        Waits. Raises StoreError; AlreadyStored if another server owns this generation; ServiceFull.
         """
         check_session(name)
         parts: dict[str, float] = {}
@@ -193,7 +193,7 @@ class Keeper:
             try:
                 if manifest.generation != generation - 1:
                     raise Fenced(f'session {name} is at generation {manifest.generation} in the store, not {generation - 1}')
-                # The session is there before it is claimed: with the claim, the other server's is over.
+                # The session is opened before it is claimed: the claim ends the other server's.
                 kept = self._go_on(_Parked(), None, stored, manifest, generation, parts)
                 try:
                     with _timed(parts, 'claim'):
@@ -217,12 +217,12 @@ class Keeper:
             return name in self._parked
 
     def rest(self, kept: Kept) -> None:
-        """Store a session whose robot is not connected, and may go on with another server. Does not wait."""
-        if not kept.closed and not kept.fenced:  # after what is being stored, which may lack the last tick
+        """Store a session whose robot is not connected, and may continue with another server. Does not wait."""
+        if not kept.closed and not kept.fenced:  # even behind a checkpoint in progress, which may lack the last tick
             self._storing.submit(self._store, kept)
 
     def give_up(self, kept: Kept) -> None:
-        """End a session that was taken over for a robot, if that has not come. Waits."""
+        """End a session that was taken over, if its robot has not come. Waits."""
         with self._lock:
             if self._parked.get(kept.name) is not kept:
                 return
@@ -230,7 +230,7 @@ class Keeper:
         self.end(kept)
 
     def ticked(self, kept: Kept) -> None:
-        """Store the session, unless it has been just now. Does not wait."""
+        """Note an answered tick, and store the session unless it was stored recently. Does not wait."""
         now = time.monotonic()
         if self.residency:
             self.residency.answered(kept)
@@ -249,7 +249,7 @@ class Keeper:
             self._service.tick(kept.number, tick)
 
     def ask(self, kept: Kept, question: Question) -> Promise:
-        """As ``Service.ask``, of a session that may have to come for it."""
+        """As ``Service.ask``, for a session that may have to be fetched first."""
         if not self.residency:
             return self._service.ask(kept.number, question)
         promise = uncancellable_future()
@@ -267,7 +267,7 @@ class Keeper:
 
     @contextmanager
     def here(self, kept: Kept) -> Iterator[None]:
-        """Have a session keep, or get, its pages meanwhile. Waits; raises ServiceFull."""
+        """Have a session keep, or get, its pages during the block. Waits; raises ServiceFull."""
         if self.residency:
             with self.residency.here(kept, self.settings.patience):
                 yield
@@ -275,9 +275,9 @@ class Keeper:
             yield
 
     def checkpoint(self, kept: Kept, held: bool = False) -> Manifest:
-        """Store the session as it is now, and delete what is not needed any more. ``held``: its robot waits, so that pages are
-        copied between the next two batches, not in idle time, and nothing is deleted. Waits; raises StoreError (Fenced where it
-        is another's), SessionFileError, and ValueError where it has seen nothing."""
+        """Store the session as it is now, and delete what is no longer needed. ``held``: its robot waits, so pages are copied
+        between the next two batches instead of in idle time, and nothing is deleted. Waits; raises StoreError (Fenced if
+        another server owns it), SessionFileError, and ValueError if it has seen nothing."""
         with kept.lock:
             if kept.away:  # it was stored as it left
                 if not kept.stored_frames:
@@ -290,7 +290,7 @@ class Keeper:
             checkpoint = kept.log.checkpoint(capture, {**continuity.to_dict(), 'at': time.time(), 'newest': kept.newest,
                                                        'note': kept.note})
             pieces = checkpoint.pieces()
-            # What is new is one slab as a rule. Another turn for it would come after a batch, such as the answer's pictures.
+            # Mostly one slab is new. A turn of its own would come after another batch, such as the answer's images.
             more = checkpoint.on_host or not held or advance(pieces)
             return checkpoint, pieces, int(capture.state['time'][0]) + 1, more
         with _timed(kept.parts, 'capture'):
@@ -306,19 +306,19 @@ class Keeper:
         return kept.manifest
 
     def reclaim(self, kept: Kept) -> None:
-        """Raise the generation of a session that stays here after all. Waits; raises AlreadyStored where another server
-        was faster, whose it is."""
+        """Raise the generation of a session that stays here after all. Waits; raises AlreadyStored if another server was
+        faster, and owns it."""
         claim(self.store, kept.name, kept.generation + 1, self.address)
         with kept.lock:
             kept.generation += 1
             kept.log.generation = kept.generation
 
     def owner(self, name: str) -> tuple[int, str]:
-        """Generation and address of the owner of a session. Waits; raises StoreError."""
+        """Return the generation and the address of the owner of a session. Waits; raises StoreError."""
         return owner_of(self.store, name)
 
     def end(self, kept: Kept, store: bool = True) -> None:
-        """Close a session; what it has seen is stored before, unless it is another's. Waits."""
+        """Close a session; store it first, unless another server owns it. Waits."""
         with self._alone(kept.name):
             if kept.closed:
                 return
@@ -328,20 +328,20 @@ class Keeper:
             if here and store and not kept.fenced:
                 try:
                     self.checkpoint(kept)
-                except Exception as error:  # it ends whatever becomes of that
+                except Exception as error:  # the session ends in any case
                     seen_nothing = isinstance(error, ValueError) and not isinstance(error, SessionFileError)
                     if not seen_nothing:
                         _log.warning('session %s is not stored as it ended: %s', kept.name, error)
             self._service.close(kept.number)
 
     def close(self) -> None:
-        """End what is parked and what is prepared, and the threads. The store is not touched."""
+        """End parked and prepared sessions, and the threads. The store is not touched."""
         with self._lock:
             parked = list(self._parked.values())
         for kept in parked:
             self.give_up(kept)
         for executor in (self._executor, self._storing):
-            executor.shutdown()  # what ends is stored first
+            executor.shutdown()  # sessions that end are stored first
         while self._give_pages():
             pass
         for pool in self._engine.memory.pools:
@@ -350,7 +350,7 @@ class Keeper:
             self.residency.close()
 
     def status(self) -> dict[str, Any]:
-        """What was done, and how fast the store is, as JSON values."""
+        """Return counts, and how fast the store is, as JSON values."""
         rate = self.store.bandwidth
         residency = {'residency': self.residency.status()} if self.residency else {}
         return {'address': self.address, **self._counts, 'parked': len(self._parked), **residency,
@@ -358,7 +358,7 @@ class Keeper:
                 'store_read_mb_s': None if rate is None else round(rate / 1e6, 1)}
 
     def _allow(self, manifest: Manifest) -> None:
-        """Raise TooSlow where a session is not to be read."""
+        """Raise TooSlow if a session must not be read."""
         gap = time.time() - float(manifest.about.get('at', 0.0))
         if gap > self.settings.longest_gap:
             raise TooSlow(f'it has not ticked for {gap:.0f} s, and at most {self.settings.longest_gap:g} are allowed')
@@ -368,7 +368,7 @@ class Keeper:
                           f'{self.settings.within:g} are allowed')
 
     def _read(self, name: str) -> tuple[StoredSession, Manifest]:
-        """The newest state of a session, on top of what was prepared of it; its pages are yet to be filled."""
+        """Read the newest state of a session, on top of what was prepared of it; its pages are yet to be filled."""
         stored = self._prepared(name) or self._engine.stored_session(self.store)
         try:
             manifest, _ = read_newest(self.store, name, stored)
@@ -378,7 +378,7 @@ class Keeper:
             raise
 
     def _prepared(self, name: str) -> StoredSession | None:
-        """What was prepared of a session, if anything: from here on the caller's, and not given back for others."""
+        """Return what was prepared of a session, if anything; the caller owns it, and it is no longer given up for others."""
         with self._lock:
             prepared = self._coming.pop(name, None)
         if prepared is None:
@@ -387,7 +387,7 @@ class Keeper:
         return prepared.stored
 
     def _give_back(self, name: str, stored: StoredSession) -> None:
-        """Give the pages of a session back that was prepared and has not come."""
+        """Free the pages of a session that was prepared and has not come."""
         with self._lock:
             if name not in self._coming or self._coming[name].stored is not stored:
                 return
@@ -396,8 +396,8 @@ class Keeper:
         stored.close()
 
     def _give_pages(self) -> bool:
-        """Give up the session that was prepared first, for who needs its pages now; return whether there was one. Any thread
-        that takes pages may call it, the engine's among them: nothing is being read or filled of it, so this does not wait."""
+        """Give up the session that was prepared first, to free pages; return whether there was one. Any thread that takes pages
+        may call it, even the engine's: nothing of that session is being read or filled, so this does not wait."""
         with self._lock:
             name = next(iter(self._coming), None)
             prepared = self._coming.pop(name) if name is not None else None
@@ -409,7 +409,7 @@ class Keeper:
 
     def _go_on(self, listener: ServiceListener, account: Hashable, stored: StoredSession, manifest: Manifest,
                generation: int, parts: dict[str, float]) -> Kept:
-        """``parts``: takes how long each part took [s]."""
+        """``parts``: receives how long each part took [s]."""
         try:
             continuity = Continuity.from_dict({
                 key: value for key, value in manifest.about.items() if key not in _OF_THE_KEEPER})
@@ -435,8 +435,8 @@ class Keeper:
             return self._added(Kept(manifest.session, number, generation, log, frames, newest, note))
 
     def _fill(self, stored: StoredSession) -> None:
-        """Those of a device get their room from the engine's thread, in turns of a millisecond, and are filled by the device
-        while ticks go on."""
+        """Fill a session's pages. On a device, the engine's thread allocates them in turns of a millisecond, and the device
+        fills them while ticks continue."""
         self._service.run_pieces(None, stored.pieces(), stored.on_host, self.settings.patience)
         stored.settle()
 
@@ -479,7 +479,7 @@ class Keeper:
 
 @dataclass(frozen=True, eq=False)
 class _Prepared:
-    """A session that is in pages before it comes. ``timer``: gives these back."""
+    """A session that is in pages before it comes. ``timer``: frees these."""
 
     stored: StoredSession
     timer: threading.Timer
@@ -493,7 +493,7 @@ class _Pages:
 
     def leave(self, kept: Kept) -> bool:
         keeper, service = self._keeper, self._keeper._service
-        # What a tick that was refused has left to be taken in would be another frame to store: not now, then.
+        # A refused tick's frame that is still to be taken in would have to be stored too: not now, then.
         if kept.fenced or kept.closed or not service.settled(kept.number):
             return False
         with kept.lock:
@@ -536,7 +536,7 @@ def _timed(parts: dict[str, float], part: str) -> Iterator[None]:
 
 
 def in_words(parts: dict[str, float]) -> str:
-    """Times of parts [s], as logs tell them."""
+    """Return the times of parts [s] as a text in ms, for logs."""
     return ', '.join(f'{part} {seconds * 1e3:.1f}' for part, seconds in parts.items())
 
 
@@ -549,7 +549,7 @@ def _answered(promise: Promise, stack: ExitStack, done: Promise) -> None:
 
 
 class _Parked:
-    """The listener of a session whose robot is not here yet: nothing comes for it."""
+    """The listener of a session whose robot is not here yet."""
 
     def replied(self, reply: Reply) -> None:
         pass

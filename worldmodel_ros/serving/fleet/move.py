@@ -1,4 +1,4 @@
-"""Moves a session from this server to another one, while its robot goes on."""
+"""Moves a session from this server to another one while its robot continues."""
 from __future__ import annotations
 
 import itertools
@@ -20,33 +20,33 @@ from .keeper import Keeper, Kept
 
 _log = logging.getLogger(__name__)
 CONNECT = 0.5   # s
-PREPARE = 5.0   # s, for the other server to read the session
-TAKE_OVER = 1.0  # s, for it to read what is new, while the robot has no answer
-_ROUNDS = 3     # of copying what is new, before the robot is held
+PREPARE = 5.0   # s for the other server to read the session
+TAKE_OVER = 1.0  # s for it to read what is new, while the robot has no answer
+_ROUNDS = 3     # of copying what is new before the robot is held
 _numbers = itertools.count(1)
 
 
 class MoveError(RuntimeError):
-    """A session that stays where it is; the text says why."""
+    """A session that was not moved; the text says why."""
 
 
 class Moving(Protocol):
-    """The robot whose session moves, as its server sees it."""
+    """The robot whose session moves, as seen by its server."""
 
     def hold(self, patience: float) -> None:
-        """Wait for the border between two ticks, at most ``patience`` s; from then on what comes is kept, not served."""
+        """Wait at most ``patience`` s until no tick is in flight; from then on ticks are held back, not served."""
 
     def release(self) -> None:
-        """Serve what was kept, and goes on."""
+        """Serve the held ticks, and continue."""
 
     def send_to(self, address: str, generation: int) -> None:
-        """Tell the robot where its session is; nothing is served here any more."""
+        """Tell the robot where its session is; nothing more is served here."""
 
 
 @dataclass(frozen=True)
 class Moved:
-    """What a move took: s for which the robot was held, of which to store what was new, and that in ``parts``; s in all, rounds
-    of copying before."""
+    """The cost of a move: s that the robot was held, of which ``stored`` to store what was new, itself split into ``parts``;
+    ``total`` s; ``rounds`` of copying before."""
 
     held: float
     stored: float
@@ -60,9 +60,9 @@ def move(keeper: Keeper, kept: Kept, robot: Moving, target: str) -> Moved:
     """
     Have the server at ``target`` (its socket) serve a session from the next tick on.
 
-    Copies while the robot ticks; holds it between two ticks for what is left; then the other server claims the next
-    generation, which exactly one can, and the robot is sent there. Waits. Raises MoveError where the session stays:
-    then this server has claimed that generation, and the other one cannot go on with it.
+    Copies the session while the robot ticks; holds it between two ticks to copy the rest; then the other server claims the
+    next generation, which exactly one can, and the robot is sent there. Waits. Raises MoveError if the session stays: then
+    this server has claimed that generation, and the other one cannot continue it.
     """
     start = time.perf_counter()
     if target == keeper.address:
@@ -77,7 +77,7 @@ def move(keeper: Keeper, kept: Kept, robot: Moving, target: str) -> Moved:
         while new > 1 and rounds < _ROUNDS:
             before, manifest, rounds = manifest, keeper.checkpoint(kept), rounds + 1
             new = len(set(manifest.slabs) - set(before.slabs))
-            if new:  # then it lacks no more than what comes from now on
+            if new:  # afterwards it lacks only what comes from now on
                 peer.ask(messages.Prepare, PREPARE, kept.name)
     except Exception as error:
         if peer:
@@ -85,7 +85,7 @@ def move(keeper: Keeper, kept: Kept, robot: Moving, target: str) -> Moved:
         raise MoveError(f'the server at {target} cannot take it: {error}') from error
     held = time.perf_counter()
     generation = kept.generation + 1
-    kept.moving = True  # what is stored now and then is not stored just before
+    kept.moving = True  # no periodic checkpoint right before the last one
     try:
         robot.hold(2.0 * keeper.settings.patience)
         held = time.perf_counter()
@@ -100,13 +100,13 @@ def move(keeper: Keeper, kept: Kept, robot: Moving, target: str) -> Moved:
     end = time.perf_counter()
     kept.fenced = f'session {kept.name} has moved to {target}'
     robot.send_to(target, generation)
-    with suppress(StoreError):  # it costs room in the store, and no more
+    with suppress(StoreError):  # a failure only costs space in the store
         kept.log.prune()
     return Moved(end - held, stored - held, parts, end - start, rounds, generation)
 
 
 def _stay(keeper: Keeper, kept: Kept, robot: Moving, target: str, error: Exception) -> None:
-    """Keep the session, and raises MoveError; unless the other server was faster, whose it is then."""
+    """Keep the session and raise MoveError, unless the other server was faster and owns it now."""
     try:
         keeper.reclaim(kept)
     except AlreadyStored:
@@ -119,16 +119,16 @@ def _stay(keeper: Keeper, kept: Kept, robot: Moving, target: str, error: Excepti
 
 
 class Peer:
-    """Another server, as this one asks it for things: on this host, or on another one behind its gateway."""
+    """A client of another server: on this host, or on another one behind its gateway."""
 
     def __init__(self, address: str, files: tuple[str, str, str] = ('', '', '')) -> None:
-        """``address``: a socket's path, or a gateway's wss:// with ``files`` as ``Endpoint.files``. Raises AddressError,
+        """``address``: a socket's path, or a gateway's wss:// URL with ``files`` as ``Endpoint.files``. Raises AddressError,
         EndpointError."""
         where = server_address(address, *files)
         self._link = HostLink(where) if isinstance(where, Endpoint) else Connection(connect(where, CONNECT))
 
     def ask(self, kind: type, patience: float, *values: Any) -> None:
-        """Send a message of a kind; wait until it is done. Raises MoveError with what the server says, or does not."""
+        """Send a message of a kind; wait until it is done. Raises MoveError with the server's refusal, or why none came."""
         number = next(_numbers)
         try:
             message = self._said(kind(number, *values), patience)
@@ -155,7 +155,7 @@ class Peer:
 
 def ask_move(server: Path | Endpoint, session: str, target: Path | str, patience: float = 15.0) -> None:
     """Have the server at a socket, or behind a gateway, move a session to another one. Waits; raises MoveError with the reason
-    why not."""
+    if it does not."""
     try:
         peer = Peer(str(server), (server.token, server.ca, server.certificate) if isinstance(server, Endpoint)
                     else ('', '', ''))

@@ -1,4 +1,4 @@
-"""What starts the servers of a fleet, and starts those again that have ended: processes of this machine, or Ray."""
+"""Pools that start a fleet's servers, and restart those that have ended: as processes of this machine, or by Ray."""
 from __future__ import annotations
 
 import os
@@ -14,10 +14,10 @@ from typing import Any, Protocol
 from worldmodel_ros.exit_codes import BAD_CONFIGURATION
 from worldmodel_ros.serving.client.link import Unavailable, ask_status
 
-_PATIENCE = 10.0  # s for a server to end in good order
+_PATIENCE = 10.0  # s for a server to shut down cleanly
 _ATTEMPTS = 3     # to start Ray
-UNHEARD = 'actor'  # how a state begins that is not the server's, but that its actor of Ray does not tell it
-_AGAIN = 1.0      # s before one that has ended is started again
+UNHEARD = 'actor'  # prefix of a state that is unknown, since the server's Ray actor does not report it
+_AGAIN = 1.0      # s before a server that has ended is restarted
 
 
 class PoolError(RuntimeError):
@@ -30,20 +30,21 @@ class Pool(Protocol):
     name: str
 
     def start(self, number: int, arguments: Sequence[str], log: Path) -> None:
-        """Have ``worldmodel serve`` run with these arguments, and again whenever it has ended. Raises PoolError."""
+        """Run ``worldmodel serve`` with these arguments, and restart it whenever it has ended. Raises PoolError."""
 
     def look(self) -> dict[int, str]:
-        """What each server does, in a word or two; starts again what has ended. Raises PoolError where that is of no use."""
+        """Return what each server does, in a word or two; restart those that have ended. Raises PoolError where that is of no
+        use."""
 
     def stop(self, number: int) -> None:
-        """End a server in good order, for good."""
+        """Shut down a server cleanly, for good."""
 
     def close(self) -> None:
-        """End all."""
+        """End all servers."""
 
 
 class ServerProcess:
-    """A server as a child process, or as one that an earlier owner has left running."""
+    """A server as a child process, or one that an earlier owner has left running."""
 
     def __init__(self, arguments: Sequence[str], socket: str, log: str) -> None:
         self._arguments, self._socket, self._log = list(arguments), Path(socket), log
@@ -54,7 +55,7 @@ class ServerProcess:
         self.adopt() or self._start()
 
     def adopt(self) -> bool:
-        """Take up a server that runs already, as one does whose owner was lost; return whether there is one."""
+        """Adopt a server that runs already, left by a lost owner; return whether there is one."""
         try:
             self._pid = int(ask_status(self._socket)['pid'])
         except (Unavailable, KeyError, ValueError, TypeError):
@@ -62,7 +63,7 @@ class ServerProcess:
         return True
 
     def state(self) -> str:
-        """``runs`` or ``ended``; one that has ended is started again, unless it would refuse again: ``refused``."""
+        """Return ``runs``, ``ended`` or ``refused``; one that has ended is restarted, unless it refused its configuration."""
         if self._child is None:
             with suppress(OSError):
                 os.kill(self._pid, 0)
@@ -79,7 +80,7 @@ class ServerProcess:
         return 'ended'
 
     def stop(self) -> None:
-        """End it in good order."""
+        """Shut it down cleanly."""
         pid = self._child.pid if self._child else self._pid
         with suppress(OSError):
             os.kill(pid, signal.SIGTERM)
@@ -94,7 +95,7 @@ class ServerProcess:
         self._ended = 0.0
         self.starts += 1
         with open(self._log, 'a') as log:
-            # A session of its own: it outlasts who started it, so that robots drive on where that is lost.
+            # In its own session, it outlives its parent, so that robots continue when that is lost.
             self._child = subprocess.Popen([sys.executable, '-m', 'worldmodel_ros.cli', 'serve', '--socket',
                                             str(self._socket), *self._arguments], stdout=log, stderr=log,
                                            start_new_session=True)
@@ -126,15 +127,15 @@ class LocalPool:
 class RayPool:
     """Actors of Ray, one for each server, in a placement group; extra ``[ray]``.
 
-    Ray places and restarts the actors, and says whether they live; each runs its server as a process of its own, which
-    goes on while Ray is away, and is found again by the actor that comes after it. No frame and no page goes through Ray.
+    Ray places and restarts the actors, and reports whether they live; each runs its server as a process of its own, which
+    continues while Ray is away, and is adopted by the next actor. No frames or pages go through Ray.
     """
 
     name = 'ray'
 
     def __init__(self, servers: int, address: str | None = None, cpus: float = 1.0) -> None:
-        """``address``: of a cluster; None: RAY_ADDRESS, and where that is not set one is started here. ``cpus``: of each
-        server. Raises PoolError."""
+        """``address``: of a cluster; None: RAY_ADDRESS, or, if that is not set, one is started here. ``cpus``: of each server.
+        Raises PoolError."""
         try:
             import ray
             from ray.util.placement_group import placement_group
@@ -156,7 +157,7 @@ class RayPool:
         actor = self._ray.remote(ServerProcess).options(
             num_cpus=self._cpus, max_restarts=-1, max_task_retries=-1, name=f'worldmodel-{os.getpid()}-{number}',
             scheduling_strategy=self._strategy(self._group, placement_group_bundle_index=number),
-            runtime_env={'env_vars': {'RAY_kill_child_processes_on_worker_exit': '0'}})  # servers outlast Ray
+            runtime_env={'env_vars': {'RAY_kill_child_processes_on_worker_exit': '0'}})  # servers outlive Ray
         self._actors[number] = actor.remote(rest, socket, str(log))
 
     def look(self) -> dict[int, str]:
@@ -177,14 +178,14 @@ class RayPool:
         self._ray.kill(actor)
 
     def _begin(self, address: str | None, options: dict[str, Any]) -> None:
-        # Ray waits for its own processes for 30 s, which a busy machine may take longer for.
+        # Ray waits 30 s for its own processes, which may take longer on a busy machine.
         for attempt in range(_ATTEMPTS):
             try:
-                # None would be the newest cluster of this machine, whosever, or one that was killed.
+                # None would mean the newest cluster of this machine, which may be another user's, or dead.
                 self._ray.init(address=address or 'local', include_dashboard=False, log_to_driver=False,
                                configure_logging=False, **options)
                 return
-            except Exception as error:  # it raises no class of its own
+            except Exception as error:  # Ray raises no specific class
                 self._ray.shutdown()
                 if attempt + 1 == _ATTEMPTS:
                     raise PoolError(f'Ray cannot be started: {error}') from error

@@ -1,4 +1,4 @@
-"""``worldmodel fleet up`` as a process: servers, their front, and the page that shows them."""
+"""``worldmodel fleet up`` as a process: the servers, their front, and the status page."""
 from __future__ import annotations
 
 import logging
@@ -22,31 +22,31 @@ from .ray_driver import RayDriver
 from .scaling import Scaler, ScalingSettings
 
 _log = logging.getLogger(__name__)
-_LOOK = 1.0  # s, between two looks at the pool
+_LOOK = 1.0  # s between two looks at the pool
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line asks for. ``arguments``: for each server, of ``worldmodel serve``."""
+    """Options of the command line. ``arguments``: of ``worldmodel serve``, for each server."""
 
     servers: int = 2
     pool: str = 'local'
     ray_address: str = ''  # of a cluster; empty: one is started on this machine
     store: str = ''        # empty: default_store()
     sessions: int = 8      # robots of one server
-    full: float = 0.85     # share of a server's time beyond which no robot is placed there
+    full: float = 0.85     # fraction of a server's time beyond which no robot is placed there
     page: int = 8090       # port of the page; 0: any free one, -1: none
     arguments: tuple[str, ...] = ()
-    most: int = 0          # servers, where those of ``servers`` have no slack left; 0: no more than these
-    hosts: tuple[str, ...] = ()  # wss://host:port of other hosts' gateways, each before one server; files for these,
+    most: int = 0          # servers at most, when ``servers`` of them have no slack left; 0: ``servers``
+    hosts: tuple[str, ...] = ()  # wss://host:port of other hosts' gateways, each of one server; files for these,
     host_token: str = ''         # as of worldmodel serve
     host_ca: str = ''
     host_certificate: str = ''
-    host_address: str = ''       # wss://host:port of the gateway before this fleet; by it sessions come back from other hosts
-    realtime_priority: int = 10  # of what answers robots, under SCHED_FIFO where that is permitted; 0: none
+    host_address: str = ''       # wss://host:port of this fleet's gateway, by which sessions come back from other hosts
+    realtime_priority: int = 10  # of the thread that answers robots, under SCHED_FIFO where permitted; 0: none
 
     def __post_init__(self) -> None:
-        """Raise ValueError for values without sense."""
+        """Raise ValueError for invalid values."""
         if self.servers < 1 or self.sessions < 1 or self.page < -1 or not self.full > 0.0:
             raise ValueError(f'{self.servers} servers of {self.sessions} robots, full at {self.full}, page {self.page}: at '
                              'least 1 of each, and a share above 0')
@@ -60,34 +60,34 @@ class Options:
             endpoint.context(), endpoint.headers()
 
     def endpoints(self) -> tuple[Endpoint, ...]:
-        """The other hosts. Raises ValueError for an address that is none."""
+        """Return the other hosts. Raises ValueError for an invalid address."""
         return tuple(Endpoint(host, self.host_token, self.host_ca, self.host_certificate) for host in self.hosts)
 
     @property
     def host_arguments(self) -> list[str]:
-        """Of each server of this host, so that it can move sessions to the others."""
+        """Arguments for each server of this host, for moving sessions to the others."""
         files = {'--host-token': self.host_token, '--host-ca': self.host_ca, '--host-certificate': self.host_certificate}
         return [word for name, file in files.items() if file for word in (name, file)]
 
     def scaling(self) -> ScalingSettings:
-        """How many servers there are to be. Raises ValueError."""
+        """Return the settings for the number of servers. Raises ValueError."""
         return ScalingSettings(self.servers, self.most or self.servers)
 
 
 def default_store() -> Path:
-    """``worldmodel_store`` next to saved sessions."""
+    """Return ``worldmodel_store`` next to saved sessions."""
     return default_folder().with_name('worldmodel_store')
 
 
 class _Interrupted(BaseException):
-    """A signal came. No Exception: no handler on the way may swallow it."""
+    """A signal came. Not an Exception, so that no handler swallows it."""
 
 
 def up(socket: Path, options: Options) -> int:
     """
-    Run a fleet until SIGINT or SIGTERM; return the exit code. To be called from the main thread.
+    Run a fleet until SIGINT or SIGTERM; return the exit code. Call it from the main thread.
 
-    Raises AddressError, PoolError, OSError for what cannot be run.
+    Raises AddressError, PoolError or OSError if it cannot run.
     """
     logging.basicConfig(stream=sys.stderr, format='%(asctime)s %(levelname)s %(message)s')
     logging.getLogger('worldmodel_ros').setLevel(logging.INFO)
@@ -109,7 +109,7 @@ def up(socket: Path, options: Options) -> int:
                                 str(options.sessions), *options.host_arguments, *options.arguments], path.with_suffix('.log'))
         for number in range(scaling.fewest):
             start(number)
-        # Sessions are moved away from a server a little before no robot would be placed there.
+        # Sessions are moved away a little above the load at which no robot is placed on a server.
         settings = replace(SETTINGS, full=options.full, high=options.full + 0.05, low=0.8 * options.full)
         front = Front(listening, paths, options.sessions, settings=settings, hosts=options.endpoints(),
                       home=options.host_address)
@@ -122,9 +122,9 @@ def up(socket: Path, options: Options) -> int:
         _log.info('a fleet of %d servers (%s)%s at %s%s', options.servers, pool.name,
                   f' and {len(options.hosts)} other hosts' if options.hosts else '', socket,
                   f', shown at {page.url}' if page else '')
-        # A robot that opens a session waits for it. What is started later, such as servers, is not to inherit it.
+        # Robots that open a session wait for this thread. Servers and threads started later must not inherit its priority.
         realtime.apply(_log, options.realtime_priority, inherited=False)
-        sys.setswitchinterval(0.0005)  # a look at the servers may hold the interpreter for so long
+        sys.setswitchinterval(0.0005)  # a look at the servers may hold the GIL this long
         while not refused.is_set():
             front.run(_LOOK)
         raise PoolError('its servers refuse their configuration: ' + paths[0].with_suffix('.log').read_text()[-500:])
@@ -147,7 +147,7 @@ def _look(pool: Pool, front: Front, scaler: Scaler, start: Callable[[int], None]
         try:
             front.pool = pool.look()
             scale(pool, front, scaler, start, time.monotonic())
-        except Exception:  # Ray itself may be away: servers go on
+        except Exception:  # Ray itself may be away: the servers continue
             _log.exception('the pool cannot be asked')
             continue
         if 'refused' in front.pool.values():
@@ -156,7 +156,7 @@ def _look(pool: Pool, front: Front, scaler: Scaler, start: Callable[[int], None]
 
 
 def scale(pool: Pool, front: Front, scaler: Scaler, start: Callable[[int], None], now: float) -> None:
-    """Start or end a server, if that is to be done."""
+    """Start or end a server, if the scaler says so."""
     step = scaler.decide(*front.room(), frozenset(front.wanted), now)
     if step:
         what, number = step

@@ -1,4 +1,4 @@
-"""Ray's driver in a process of its own: Ray ends a driver whose head is lost, and the front of the fleet is to go on."""
+"""Ray's driver in a process of its own: Ray ends a driver whose head is lost, and the fleet's front must survive that."""
 from __future__ import annotations
 
 import logging
@@ -17,23 +17,23 @@ from .pools import UNHEARD, PoolError, RayPool
 
 _log = logging.getLogger(__name__)
 _PATIENCE = 30.0  # s for an answer of the driver
-_BEGIN = 240.0    # s for the first one to reach Ray, or to start it
-_SILENT = 3       # looks, each of 2 s, at which no actor answers that did before; then the driver is replaced,
-_NEVER_HEARD = 30  # or that has never: a busy machine takes long to start one
-_AGAIN = 2.0      # s until the next driver, after one was lost
+_BEGIN = 240.0    # s for the first driver to reach Ray, or to start it
+_SILENT = 3       # looks, each of 2 s, without an answer of any actor after which the driver is replaced,
+_NEVER_HEARD = 30  # if none has ever answered: a busy machine takes long to start one
+_AGAIN = 2.0      # s until the next driver after one was lost
 _CONTEXT = multiprocessing.get_context('spawn')  # Ray and the front have threads
 
 
 class RayDriver:
     """
     A ``Pool`` of Ray's actors, in a child process that is replaced when it is lost. The next one gives each server that still
-    runs to a new actor, and starts those that do not.
+    runs to a new actor, and starts the others.
     """
 
     name = 'ray'
 
     def __init__(self, servers: int, address: str | None = None) -> None:
-        """As ``RayPool``. Waits; raises PoolError."""
+        """As for ``RayPool``. Waits; raises PoolError."""
         self._arguments = servers, address
         self._wanted: dict[int, tuple[list[str], str]] = {}
         self._begin()
@@ -51,7 +51,7 @@ class RayDriver:
 
     def start(self, number: int, arguments: Sequence[str], log: Path) -> None:
         self._wanted[number] = list(arguments), str(log)
-        if self._ready:  # else it is started with the others
+        if self._ready:  # otherwise it is started with the others later
             self._ask('start', number, list(arguments), str(log))
 
     def look(self) -> dict[int, str]:
@@ -64,7 +64,7 @@ class RayDriver:
             self._heard |= heard
             self._silent = 0 if heard else self._silent + 1
             if self._silent >= (_SILENT if self._heard else _NEVER_HEARD):
-                self._lose()  # Ray may not tell its driver that its head is gone
+                self._lose()  # Ray may not notify its driver that its head is gone
                 raise PoolError('none of Ray\'s actors answers')
             return states
         except PoolError as error:
@@ -84,7 +84,7 @@ class RayDriver:
             if self._ready and not self._silent:
                 self._ask('close')
         for arguments, _ in self._wanted.values():
-            _end_server(Path(arguments[0]))  # if Ray has not
+            _end_server(Path(arguments[0]))  # in case Ray has not
         self._end()
 
     def _is_back(self) -> bool:
@@ -96,7 +96,7 @@ class RayDriver:
             return False
         try:
             if not self._link.poll() or self._link.recv():
-                return False  # it still tries, or has given up, and ends
+                return False  # it is still trying, or has given up and ends
         except (EOFError, OSError):
             return False
         self._ready = True
@@ -141,8 +141,8 @@ class RayDriver:
 
 
 def _drive(link: Connection, servers: int, address: str | None) -> None:
-    """The child: does what it is asked for, one thing after the other, until the front ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the front ends it
+    """Run the child process: handle one request after the other, until the front ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the front ends this process
     try:
         pool = RayPool(servers, address)
     except PoolError as error:
@@ -164,6 +164,6 @@ def _drive(link: Connection, servers: int, address: str | None) -> None:
 
 
 def _end_server(socket: Path) -> None:
-    """End a server in good order, if one runs at a socket."""
+    """Shut down the server at a socket cleanly, if one runs."""
     with suppress(Unavailable, KeyError, ValueError, TypeError, OSError):
         os.kill(int(ask_status(socket)['pid']), signal.SIGTERM)

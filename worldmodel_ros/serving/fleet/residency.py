@@ -1,4 +1,4 @@
-"""Which sessions of a server have pages, where there are more sessions than pages for them."""
+"""Decides which sessions of a server have pages, when there are more sessions than pages for them."""
 from __future__ import annotations
 
 import enum
@@ -18,16 +18,16 @@ import numpy as np
 from worldmodel_ros.serving.service.messages import ServiceFull, Tick
 
 _log = logging.getLogger(__name__)
-_THREADS = 2       # that move sessions; no more transfers are begun, so that who is first is decided as late as can be
+_THREADS = 2       # that move sessions; no more transfers are begun, so that their order is decided as late as possible
 _OVERDUE = 0.25    # intervals after the expected tick, and at least
-_OVERDUE_S = 0.3   # s, from which on nothing is expected of a robot
-_INTERVALS = 2     # of which the shortest is expected next: also after a pause
+_OVERDUE_S = 0.3   # s, after which no tick of a robot is expected
+_INTERVALS = 2     # the shortest of these is expected next, also after a pause
 _KEPT = 100        # durations that are remembered
-_FEWEST = 5        # before which nothing is predicted
-_FIRST_LEAD = 0.25  # s ahead of a tick, until it is known what bringing a session takes
-_LEAD = 1.5        # times the high quantile of that,
-_MARGIN = 0.02     # and s, ahead of a tick
-_FLYING = 1.0      # s, after which a tick that has not been answered is not waited for
+_FEWEST = 5        # durations before which nothing is predicted
+_FIRST_LEAD = 0.25  # s ahead of a tick, until the time to fetch a session is known
+_LEAD = 1.5        # times the high quantile of that time,
+_MARGIN = 0.02     # plus s, ahead of a tick
+_FLYING = 1.0      # s after which an unanswered tick is not waited for
 _AGAIN = 0.02      # s until a session that was busy may be asked again to leave
 _QUANTILE = 0.99
 
@@ -42,13 +42,13 @@ class Place(enum.Enum):
 
 
 class Transfers(Protocol):
-    """What moves a session between pages and store; both methods wait."""
+    """Moves a session between pages and store; both methods wait."""
 
     def leave(self, session: Any) -> bool:
-        """Store a session and give its pages back; False where it is busy, and has them still."""
+        """Store a session and free its pages; return False if it is busy, and still has them."""
 
     def come(self, session: Any) -> None:
-        """Give a session pages, with what it had in them. One that cannot be read begins again."""
+        """Give a session pages with their former contents. One that cannot be read begins again."""
 
 
 @dataclass(eq=False)
@@ -57,15 +57,15 @@ class _Record:
     place: Place = Place.HERE
     ticked: float = -math.inf  # when its last tick came, steady s
     intervals: deque[float] = field(default_factory=lambda: deque(maxlen=_INTERVALS))
-    flying: float = -math.inf  # when a tick was handed over that is not answered yet
-    begun: float = 0.0         # when its transfer was
+    flying: float = -math.inf  # when a tick that is not answered yet was handed over
+    begun: float = 0.0         # when its transfer was begun
     not_before: float = 0.0    # when it may be asked to leave
-    wanted: bool = False       # somebody waits for it
-    pinned: int = 0            # it is not to leave
+    wanted: bool = False       # a caller or its next tick needs it
+    pinned: int = 0            # it must not leave
     held: Tick | None = None
 
     def due(self, now: float) -> float:
-        """When its next tick is expected; infinite where none is."""
+        """Return when its next tick is expected; infinite if none is."""
         if self.wanted or self.held is not None:
             return now
         if not self.intervals:
@@ -75,8 +75,8 @@ class _Record:
         return due if now < due + max(_OVERDUE * shortest, _OVERDUE_S) else math.inf
 
     def due_after(self, soonest: float, now: float) -> float:
-        """When the first tick is expected that it is not too late for, if it is here at ``soonest``; infinite where none is,
-        ``now`` where somebody waits for it already."""
+        """Return when the first tick is expected that it can be in time for, if it is here at ``soonest``; infinite if none
+        is, ``now`` if it is waited for already."""
         due = self.due(now)
         if self.wanted or self.held is not None or due >= soonest or math.isinf(due):
             return due
@@ -88,23 +88,23 @@ class Residency:
     """
     Sessions of one service, of which at most ``places`` have pages at a time. From any thread.
 
-    A thread brings those that are away ahead of their next expected tick, by as long as that takes (by a high quantile of
-    what was measured), and keeps one place free; of those that are here, who is expected last leaves first. A tick of a
-    session that is away waits for it, unless it would come too late: then it is refused at once, and the session is fetched
-    for the next one that it can be in time for.
+    A thread fetches sessions that are away ahead of their next expected tick, by as long as that takes (a high quantile of
+    the measured times), and keeps one place free; of those that are here, the one whose tick is expected last leaves first.
+    A tick of a session that is away waits for it, unless it would be late: then it is refused at once, and the session is
+    fetched for the next tick that it can be in time for.
     """
 
     def __init__(self, places: int, transfers: Transfers, hand_over: Callable[[Any, Tick], None],
                  refuse: Callable[[Any, Tick, float], None], expect: Callable[[Any, float], None] = lambda session, when: None
                  ) -> None:
         """``hand_over`` gives a tick of a session that is here to the service; ``refuse`` answers one whose session would be
-        here only by a steady time [s]. ``expect`` is told when the next tick of each is expected."""
+        here only by a steady time [s]. ``expect`` is called with the time of each session's next expected tick."""
         if places < 1:
             raise ValueError(f'{places} places: at least one session must have pages')
         self._places, self._transfers = places, transfers
         self._hand_over, self._refuse, self._expect = hand_over, refuse, expect
         self._records: dict[Hashable, _Record] = {}
-        self._opening = self._wanting = 0  # sessions that have got a place, or wait for one, and are not there yet
+        self._opening = self._wanting = 0  # sessions being opened that have a place, or wait for one
         self._changed = threading.Condition(threading.RLock())
         self._took: deque[float] = deque(maxlen=_KEPT)
         self._left: deque[float] = deque(maxlen=_KEPT)
@@ -116,7 +116,7 @@ class Residency:
 
     @contextmanager
     def opening(self, patience: float) -> Iterator[None]:
-        """A place for a session that is opened meanwhile, and then added. Waits; raises ServiceFull."""
+        """Reserve a place for a session that is opened in the block, and then added. Waits; raises ServiceFull."""
         with self._changed:
             self._wanting += 1
             self._changed.notify_all()
@@ -134,12 +134,12 @@ class Residency:
                 self._changed.notify_all()
 
     def add(self, session: Any) -> None:
-        """A session is open, and has pages."""
+        """Add a session that is open, and has pages."""
         with self._changed:
             self._records[session] = _Record(session)
 
     def remove(self, session: Any, patience: float) -> bool:
-        """Know a session no more; return whether it had pages. Waits for its transfer."""
+        """Forget a session; return whether it had pages. Waits for its transfer."""
         with self._changed:
             record = self._records.get(session)
             if record is None:
@@ -151,7 +151,7 @@ class Residency:
 
     @contextmanager
     def here(self, session: Any, patience: float) -> Iterator[None]:
-        """Have a session come, and stay meanwhile. Waits; raises ServiceFull."""
+        """Fetch a session, and keep it here during the block. Waits; raises ServiceFull."""
         with self._changed:
             record = self._records.get(session)
             if record is None:  # it has just been opened, or has ended
@@ -200,20 +200,20 @@ class Residency:
             if tick.answer and expected > tick.due:
                 self._counts['refused'] += 1
                 self._refuse(session, tick, expected)
-                record.wanted = not record.intervals  # for the next one, of which nothing is known
+                record.wanted = not record.intervals  # for the next one, whose time cannot be predicted
             else:
                 record.held = tick
             self._changed.notify_all()
 
     def answered(self, session: Any) -> None:
-        """A tick of a session has been answered. Does not wait."""
+        """Note that a tick of a session has been answered. Does not wait."""
         with self._changed:
             record = self._records.get(session)
             if record:
                 record.flying = -math.inf
 
     def status(self) -> dict[str, Any]:
-        """Places, sessions and transfers, as JSON values."""
+        """Return places, sessions and transfers, as JSON values."""
         with self._changed:
             took, left = ([round(float(np.quantile(times, level)) * 1e3, 2) if times else None for level in (0.5, _QUANTILE)]
                           for times in (self._took, self._left))
@@ -243,7 +243,7 @@ class Residency:
         return _LEAD * (float(np.quantile(self._took, _QUANTILE)) + leaving) + _MARGIN
 
     def _expected(self, record: _Record, now: float) -> float:
-        """When a session that is not here will be, by what was measured; now, where too little was."""
+        """Return when a session that is not here will be, by measured times; now, if there are too few."""
         if len(self._took) < _FEWEST:
             return now
         takes = float(np.quantile(self._took, _QUANTILE))
@@ -255,15 +255,15 @@ class Residency:
                 self._changed.wait(self._decide(time.monotonic()))
 
     def _decide(self, now: float) -> float | None:
-        """Begin the transfers whose time has come; return for how long there are none [s]."""
+        """Begin the transfers whose time has come; return how long until the next one [s]."""
         lead, soonest = self._lead, math.inf
-        # To be fetched for a tick that it cannot be in time for would cost another one its place: where transfers take all the
-        # time that there is, all would be too late.
+        # Fetching a session for a tick that it cannot be in time for would cost another one its place: if transfers take all
+        # the time there is, all would be too late.
         here = now + (float(np.median(self._took)) if len(self._took) >= _FEWEST else 0.0)
         places = [record.place for record in self._records.values()]
         leaving = places.count(Place.LEAVING)
         threads = _THREADS - leaving - places.count(Place.COMING)
-        short = [now] * self._wanting  # for each place that is needed, and not free: who is expected later may leave
+        short = [now] * self._wanting  # for each place needed: only sessions expected later than this may leave
         away = [(record.due_after(here, now), record) for record in self._records.values() if record.place is Place.AWAY]
         for due, record in sorted(away, key=lambda each: each[0]):
             begin = due - lead
@@ -276,7 +276,7 @@ class Residency:
                 self._start(record, Place.COMING, self._come, now)
                 threads -= 1
         if away or self._wanting:
-            short.append(now + lead)  # one place stays free for who comes unexpectedly
+            short.append(now + lead)  # one place stays free for unexpected sessions
         for after in short[max(0, self._free) + leaving:][:max(0, threads)]:
             victim = self._victim(now, after)
             if victim is None:
@@ -286,7 +286,7 @@ class Residency:
         return None if math.isinf(soonest) else max(0.001, soonest - now)
 
     def _victim(self, now: float, after: float) -> _Record | None:
-        """Of the sessions that are here and idle, the one whose tick is expected last, if not before ``after``."""
+        """Return the session, of those here and idle, whose tick is expected last, if that is after ``after``."""
         idle = [record for record in self._records.values()
                 if record.place is Place.HERE and not record.pinned and not record.wanted and record.not_before <= now
                 and now - record.flying > _FLYING]
@@ -333,7 +333,7 @@ class Residency:
             self._deliver(record)
 
     def _deliver(self, record: _Record) -> None:
-        """After a transfer: what has waited for it."""
+        """Hand over the tick that has waited for a transfer, and wake up waiting threads."""
         if record.place is Place.HERE:
             record.wanted = record.wanted and bool(record.pinned)
             held, record.held = record.held, None

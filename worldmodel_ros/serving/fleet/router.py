@@ -1,10 +1,9 @@
 """
-Decides which server runs which session. A state machine on the time that is passed in: no thread, no clock, no network.
+Decides which server runs which session. A state machine on the time passed in: no thread, no clock, no network.
 
-A session's pages are where it ran last, so it stays there (a claim) until it is moved, or its server is lost. What a
-placement looks at, in this order: whether all ticks of a server would still be in time, whether the server has the
-session's pages, whether its other sessions tick at other moments, and how much there is to do. How sessions move is
-``fleet.move``.
+A session's pages are where it ran last, so it stays there (a claim) until it is moved, or its server is lost. A placement
+considers, in this order: whether all ticks of a server would still be in time, whether the server has the session's pages,
+whether its other sessions tick at other moments, and its load. ``fleet.move`` moves the sessions.
 """
 from __future__ import annotations
 
@@ -15,13 +14,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-PHASES = 32       # parts of a period, in which ticks are counted
+PHASES = 32       # parts of a period in which ticks are counted
 _EMPTY = frozenset()
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A session on a server: ``generation`` rises with every owner, ``lease`` [s] is when it ends unless it is renewed."""
+    """A session on a server: ``generation`` increases with every owner, ``lease`` [s] is when it ends unless renewed."""
 
     session: Hashable
     server: int
@@ -31,9 +30,9 @@ class Claim:
 
 @dataclass(frozen=True)
 class Demand:
-    """What a session asks for: a tick every ``period`` s, which takes a server of speed 1 ``cost`` s, at a ``phase`` [0, 1) of
-    the period. ``resident``: servers that have its pages. ``transfer`` [s]: that another one takes to read them. ``only``:
-    servers that it can go to; None: all."""
+    """What a session needs: a tick every ``period`` s, which takes a server of speed 1 ``cost`` s, at a ``phase`` [0, 1) of
+    the period. ``resident``: servers that have its pages. ``transfer`` [s]: the time that another one takes to read them.
+    ``only``: servers that it can go to; None: all."""
 
     cost: float
     period: float = 0.1
@@ -46,10 +45,10 @@ class Demand:
 @dataclass(frozen=True)
 class RouterSettings:
     """
-    ``lease`` [s]. ``full``: share of a server's time beyond which nothing is placed there. ``blocking`` [s]: by how much the
-    other sessions' ticks at the same moment may hold up one. ``high`` and ``low``: loads beyond which sessions are moved
-    away, and below which a server takes them (hysteresis). ``transfer``, ``phase``, ``load``: how much a second of transfer, of
-    waiting at the same moment, and of a server's time count against each other.
+    ``lease`` [s]. ``full``: fraction of a server's time beyond which nothing is placed there. ``blocking`` [s]: by how much
+    other sessions' ticks at the same moment may delay one. ``high`` and ``low``: loads above which sessions are moved away,
+    and below which a server takes them (hysteresis). ``transfer``, ``phase``, ``load``: weights of a second of transfer, of
+    waiting at the same moment, and of a server's time.
     """
 
     lease: float = 5.0
@@ -63,26 +62,26 @@ class RouterSettings:
 
 
 class NoRoom(RuntimeError):
-    """No server can take a session in time; its robot drives with its own model."""
+    """No server can take a session and be in time; its robot drives with its own model."""
 
 
 class Router:
-    """Claims of all sessions, and what is known of the servers, which have the numbers 0 to n - 1."""
+    """Claims of all sessions, and the state of the servers, numbered 0 to n - 1."""
 
     def __init__(self, speeds: Sequence[float], racks: Sequence[int] | None = None,
                  settings: RouterSettings = RouterSettings(), sessions: int | None = None) -> None:
-        """``speeds``: how fast each server is. ``racks``: where it is; ``sessions``: that one has memory for, None: any."""
+        """``speeds``: of each server. ``racks``: where it is; ``sessions``: that one has memory for, None: any number."""
         self.settings = settings
         self._slowness = 1.0 / np.asarray(speeds, np.float64)
         self._rack = np.zeros(len(speeds), np.int64) if racks is None else np.asarray(racks)
         self._alive = np.ones(len(speeds), bool)
-        self._open = np.ones(len(speeds), bool)  # takes new sessions: not, while it is emptied
-        self._busy = np.zeros(len(speeds))       # share of its time that its sessions ask for
+        self._open = np.ones(len(speeds), bool)  # takes new sessions; false while it is emptied
+        self._busy = np.zeros(len(speeds))       # fraction of its time that its sessions need
         self._count = [0] * len(speeds)
         self._most = [math.inf if sessions is None else sessions] * len(speeds)
         self._takes = np.array([most > 0 for most in self._most], bool)  # sessions: it is there, open, and has memory
-        # Of a placement's cost what is the server's alone: infinite where none is taken. Kept, so that the cheapest server is
-        # found in four operations on arrays.
+        # The part of a placement's cost that depends on the server alone: infinite if it takes none. Cached, so that the
+        # cheapest server is found in four array operations.
         self._base = np.where(self._takes, 0.0, math.inf)
         self._costs = np.zeros(len(speeds))
         self._speed = [float(each) for each in self._slowness]
@@ -94,33 +93,33 @@ class Router:
 
     @property
     def load(self) -> np.ndarray:
-        """Share of each server's time that its sessions ask for."""
+        """Fraction of each server's time that its sessions need."""
         return self._busy.copy()
 
     @property
     def alive(self) -> np.ndarray:
-        """Which servers are there, bool."""
+        """Whether each server is there, bool."""
         return self._alive.copy()
 
     @property
     def takes(self) -> np.ndarray:
-        """Which servers are there, take sessions, and have memory for another one, bool."""
+        """Whether each server is there, takes sessions, and has memory for another one, bool."""
         return self._takes.copy()
 
     def __len__(self) -> int:
         return len(self._claims)
 
     def claim(self, session: Hashable) -> Claim | None:
-        """The claim of a session, if it has one."""
+        """Return the claim of a session, if it has one."""
         return self._claims.get(session)
 
     def sessions(self, server: int) -> list[Hashable]:
-        """Those of a server, the oldest first."""
+        """Return the sessions of a server, oldest first."""
         return list(self._of[server])
 
     def route(self, session: Hashable, demand: Demand, now: float) -> Claim:
         """
-        Where a session is to go on: where it is, or a new place, with the next generation.
+        Return the claim by which a session continues: its present one, or a new one with the next generation.
 
         Raises NoRoom.
         """
@@ -132,7 +131,7 @@ class Router:
         return self._place(session, demand, now)
 
     def renew(self, session: Hashable, generation: int, now: float) -> bool:
-        """A server says that it still runs a session; return whether it may: not, where that has another owner by now."""
+        """Renew the claim of a server that still runs a session; return False if the session has another owner by now."""
         claim = self._claims.get(session)
         if claim is None or claim.generation != generation:
             return False
@@ -140,14 +139,14 @@ class Router:
         return True
 
     def release(self, session: Hashable) -> None:
-        """A session has ended, or is nowhere for now."""
+        """Drop the claim of a session that has ended, or is on no server for now."""
         claim = self._claims.pop(session)
         self._of[claim.server].pop(session)
         self._count_in(claim.server, self._demands.pop(session), -1)
 
     def move(self, session: Hashable, now: float, away: bool = True, only: frozenset[int] | None = None) -> Claim:
-        """Give a session to another server, which has the next generation; as if it came now. ``only``: to one of these.
-        Raises NoRoom, and leaves it where it is."""
+        """Place a session on another server, with the next generation, as if it came now. ``only``: on one of these. Raises
+        NoRoom, and leaves it where it is."""
         claim, demand = self._claims[session], self._demands[session]
         self.release(session)
         try:
@@ -158,7 +157,7 @@ class Router:
             raise
 
     def lose(self, servers: Iterable[int]) -> list[Hashable]:
-        """Servers are gone: the sessions that are to be routed again."""
+        """Mark servers as gone; return their sessions, which must be routed again."""
         lost = []
         for server in servers:
             sessions = self.sessions(server)
@@ -170,13 +169,14 @@ class Router:
         return lost
 
     def lose_rack(self, rack: int) -> list[Hashable]:
-        """As ``lose``, of a whole rack."""
+        """As ``lose``, for a whole rack."""
         return self.lose(np.flatnonzero((self._rack == rack) & self._alive).tolist())
 
     def restore(self, server: int, speed: float | None = None, sessions: int | None = None) -> None:
         """
-        A server is there again, empty, or takes sessions again. ``speed``, ``sessions``: what it is and has memory for by now;
-        None: as before. Raises ValueError for a speed that changes while it has sessions, or is none.
+        Mark a server as there again, empty, or as taking sessions again. ``speed``, ``sessions``: its speed and the number of
+        sessions that it has memory for now; None: as before. Raises ValueError for a speed that changes while it has
+        sessions, or is invalid.
         """
         if speed is not None:
             if not 0.0 < speed < math.inf or self._of[server]:
@@ -189,14 +189,14 @@ class Router:
         self._rate(server)
 
     def drain(self, server: int) -> list[Hashable]:
-        """Let a server take no more sessions: those that are to be moved away before it is ended."""
+        """Let a server take no more sessions; return those that must be moved away before it is ended."""
         self._open[server] = self._takes[server] = False
         self._base[server] = math.inf
         return self.sessions(server)
 
     def overloaded(self, but: Set[Hashable] = _EMPTY) -> list[tuple[Hashable, int]]:
-        """Sessions to be moved, and from where, so that no server is above ``high``: the newest that are not among ``but``,
-        while others are below ``low``."""
+        """Return sessions to move, and from where, so that no server is above ``high``: the newest that are not in ``but``, as
+        long as others are below ``low``."""
         settings, moves = self.settings, []
         room = float(np.clip(settings.low - self._busy[self._alive & self._open], 0.0, None).sum())
         for server in np.flatnonzero((self._busy > settings.high) & self._alive):
@@ -215,8 +215,8 @@ class Router:
 
     def claims_of(self, claims: Iterable[tuple[Claim, Demand]]) -> None:
         """
-        Take up what servers say that they run, as after this router was lost. Of two that claim one session, the one with the
-        higher generation has it; of equals, the later one, for a store gives a generation to one server only.
+        Adopt the claims that servers report, as after this router was lost. Of two that claim one session, the one with the
+        higher generation has it; of equals, the later one, since a store gives a generation to one server only.
         """
         for claim, demand in claims:
             known = self._claims.get(claim.session)
@@ -238,7 +238,7 @@ class Router:
         return claim
 
     def _cheapest(self, demand: Demand, waits: np.ndarray, but: int | None) -> int | None:
-        """What ``choose`` would choose if all servers were feasible; None if that one is not."""
+        """Return what ``choose`` would choose if all servers were feasible; None if that one is not."""
         settings, costs = self.settings, self._costs
         share = demand.cost / demand.period
         np.multiply(self._slowness, settings.load * share, out=costs)
@@ -269,7 +269,7 @@ class Router:
         phase, work = int(demand.phase * PHASES) % PHASES, demand.cost * self._speed[server]
         self._busy[server] += sign * work / demand.period
         self._rate(server)
-        # What comes within as long as a tick takes waits for it.
+        # Ticks that come within the duration of this one wait for it.
         reach = min(PHASES // 2 - 1, int(work / demand.period * PHASES))
         waits, work = self._waits, sign * work
         for part in range(phase - reach, phase + reach + 1):
@@ -282,11 +282,11 @@ class Router:
 def choose(settings: RouterSettings, takes: np.ndarray, busy: np.ndarray, slowness: np.ndarray, waits: np.ndarray,
            demand: Demand, but: int | None = None) -> int | None:
     """
-    The server for a session, of those that take one (``takes``, bool); None where it would be late on each.
+    Return the server for a session, of those that take one (``takes``, bool); None if it would be late on each.
 
-    ``busy``, ``slowness`` (1 / speed): of each server; ``waits`` [s]: for how long a tick at the session's phase waits there
-    for others'. A server is feasible where all its ticks fit its time up to ``full``, and the session's own waits for no longer
-    than ``blocking``; of the feasible ones the cheapest is taken.
+    ``busy``, ``slowness`` (1 / speed): of each server; ``waits`` [s]: how long a tick at the session's phase waits there for
+    others'. A server is feasible if all its ticks fit into its time up to ``full``, and the session's own waits no longer than
+    ``blocking``; the cheapest feasible one is taken.
     """
     after = busy + slowness * (demand.cost / demand.period)
     feasible = takes & (after <= settings.full) & (waits <= settings.blocking)
@@ -295,7 +295,7 @@ def choose(settings: RouterSettings, takes: np.ndarray, busy: np.ndarray, slowne
     if demand.only is not None:
         feasible &= np.isin(np.arange(len(feasible)), list(demand.only))
     cost = settings.load * after + settings.phase * waits
-    for server in demand.resident:  # all others have the transfer to wait for
+    for server in demand.resident:  # all others have to wait for the transfer
         cost[server] -= settings.transfer * demand.transfer
     server = int(np.where(feasible, cost, np.inf).argmin())
     return server if feasible[server] else None
@@ -303,7 +303,7 @@ def choose(settings: RouterSettings, takes: np.ndarray, busy: np.ndarray, slowne
 
 def fallback(session: str, servers: Sequence[str]) -> list[str]:
     """
-    Servers in the order in which a robot tries them while no router can be asked (rendezvous hashing, Thaler and Ravishankar
-    1998): every robot and every server finds the same, and where one is gone, only its sessions go elsewhere.
+    Return servers in the order in which a robot tries them while no router can be asked (rendezvous hashing, Thaler and
+    Ravishankar 1998): every robot and server computes the same order, and if one is gone, only its sessions go elsewhere.
     """
     return sorted(servers, key=lambda server: hashlib.blake2b(f'{session}\0{server}'.encode(), digest_size=8).digest())

@@ -1,4 +1,4 @@
-"""Decides how many servers a fleet has, by the slack of its ticks. A state machine on the time that is passed in."""
+"""Decides how many servers a fleet has, by the slack of its ticks. A state machine on the time passed in."""
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -11,10 +11,10 @@ Step = tuple[Literal['start', 'empty'], int]
 @dataclass(frozen=True)
 class ScalingSettings:
     """
-    ``fewest`` to ``most`` servers. Slack is for how many more robots there is time, up to the mark where nothing is placed, and
-    memory. A server is started where, for ``patience`` s, there was not enough for ``spare`` robots; one is emptied where, for
-    ``calm`` s, the others had slack for all of its robots and for ``calm_spare`` more: more than ``spare``, so that what one
-    begins the other does not undo. ``start_up`` [s]: for which one that was started is waited for before another is.
+    ``fewest`` to ``most`` servers. Slack is the number of further robots for which there is memory, and time up to the load at
+    which nothing is placed. A server is started if for ``patience`` s the slack was less than ``spare`` robots. One is emptied
+    if for ``calm`` s the others had slack for all of its robots and ``calm_spare`` more; that is more than ``spare``, so that
+    the two do not undo each other. ``start_up`` [s]: how long to wait for a started server before another is started.
     """
 
     fewest: int = 1
@@ -26,7 +26,7 @@ class ScalingSettings:
     start_up: float = 60.0
 
     def __post_init__(self) -> None:
-        """Raise ValueError for settings without sense."""
+        """Raise ValueError for invalid settings."""
         if not 1 <= self.fewest <= self.most:
             raise ValueError(f'{self.fewest} to {self.most} servers: at least 1, and no fewer at most than at least')
         if self.calm_spare <= self.spare:
@@ -35,7 +35,7 @@ class ScalingSettings:
 
 
 class Scaler:
-    """What is to be done next. ``running`` are servers that are there or have been started, by number."""
+    """Decides what to do next. ``running`` are servers that are there or have been started, by number."""
 
     def __init__(self, settings: ScalingSettings) -> None:
         self.settings = settings
@@ -43,16 +43,16 @@ class Scaler:
         self._calm_since: float | None = None
         self._started: dict[int, float] = {}
         self._seen: set[int] = set()  # servers that have answered once
-        self.emptying: int | None = None  # takes no more robots, and ends when it has none
+        self.emptying: int | None = None  # server that takes no more robots, and ends when it has none
 
     def decide(self, slack: Mapping[int, int], robots: Mapping[int, int], running: frozenset[int], now: float) -> Step | None:
         """
-        ``slack``: for how many more robots each server that answers has time and memory; ``robots``: that it has. Returns which
-        server is to be started or emptied, if one is.
+        Return which server to start or empty, if any. ``slack``: for how many more robots each server that answers has time
+        and memory; ``robots``: how many it has.
         """
         settings = self.settings
         self._seen |= slack.keys()
-        for number in running - self._seen:  # those that the fleet began with, too
+        for number in running - self._seen:  # including those that the fleet began with
             self._started.setdefault(number, now)
         for number in [number for number in self._started if number in slack or number not in running]:
             del self._started[number]
@@ -66,7 +66,7 @@ class Scaler:
                 and total - serving[least] - robots.get(least, 0) >= settings.calm_spare)
         self._calm_since = (now if self._calm_since is None else self._calm_since) if calm else None
         if tight and now - self._tight_since >= settings.patience:
-            if self.emptying is not None:  # it is needed after all
+            if self.emptying is not None:  # needed after all
                 number, self.emptying = self.emptying, None
                 return 'start', number
             free = sorted(set(range(settings.most)) - running)
@@ -79,16 +79,16 @@ class Scaler:
         return None
 
     def ended(self, number: int) -> None:
-        """A server that was emptied has ended."""
+        """Note that a server that was emptied has ended."""
         if self.emptying == number:
             self.emptying = None
 
 
 class Homecoming:
     """
-    When a session that is at another host comes back to an own server: where one would have no more load than ``low`` with it,
-    and has had for ``calm`` s. What is away has left, or was not placed here, at a load above that, so that it does not go to
-    and fro; and after each that comes it is looked for ``calm`` s again what that has changed.
+    Decides when a session at another host comes back to an own server: when for ``calm`` s one would have no more load than
+    ``low`` with it. Sessions leave, or are not placed here, at a higher load, so that none goes back and forth. After each one
+    that comes back, ``calm`` s must pass again, to see its effect.
     """
 
     def __init__(self, low: float, calm: float = 10.0) -> None:
@@ -96,8 +96,8 @@ class Homecoming:
         self._since: float | None = None
 
     def decide(self, loads: Mapping[int, float], share: float, away: bool, now: float) -> bool:
-        """Return whether one is to come. ``loads``: of own servers that have memory for another session, by number;
-        ``share``: that a session adds; ``away``: whether one is at another host that could come."""
+        """Return whether one should come back. ``loads``: of own servers that have memory for another session, by number;
+        ``share``: the load that a session adds; ``away``: whether a session at another host could come."""
         if not away or min(loads.values(), default=1.0) + share > self._low:
             self._since = None
             return False
