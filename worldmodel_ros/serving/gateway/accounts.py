@@ -1,7 +1,7 @@
 """
-Who may connect: tokens, kept as hashes, and client certificates; and how much each of them may ask for.
+Accounts: who may connect, by hashed tokens and client certificates, and each one's limits.
 
-The tokens are random and long (``new_token``), so that one round of SHA-256 hides them: there is nothing to guess.
+The tokens are random and long (``new_token``), so one round of SHA-256 protects them: guessing is infeasible.
 """
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ import yaml
 _NAME = re.compile(r'[A-Za-z0-9][A-Za-z0-9_.-]{0,63}')
 _SHA256 = re.compile(r'[0-9a-f]{64}')
 _SCHEMES = ('bearer', 'api-key')
-_BASIC = 'basic'  # of browsers, which ask for a name, that is not looked at, and a password: the token
+_BASIC = 'basic'  # for browsers, which ask for a name, which is ignored, and a password: the token
 _LONGEST_TOKEN = 512  # characters
 
 
 class AccountError(ValueError):
-    """A file of accounts that is refused; the text says why."""
+    """An invalid file of accounts; the text says why."""
 
 
 @dataclass(frozen=True)
 class Account:
     """
-    A robot or a person. Known by ``sha256``, the hash of a token in hexadecimal digits, or by ``certificate``, the common
-    name of a client certificate, or by both together.
+    A robot or a person. Authenticated by ``sha256``, the hash of a token in hexadecimal digits, or by ``certificate``, the
+    common name of a client certificate, or by both together.
 
-    ``sessions``: at a time; ``openings`` of sessions, ``messages`` and ``megabytes``: a second, 0 for no limit. ``fleet``: a
-    host or robot of this one's fleet, which may open each session by its name on the engine, and have sessions moved here.
+    ``sessions``: at a time; ``openings`` of sessions, ``messages`` and ``megabytes``: per second, 0 for no limit. ``fleet``: a
+    host or robot of this host's fleet, which may open each session by its name on the engine, and have sessions moved here.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Account:
     fleet: bool = False
 
     def __post_init__(self) -> None:
-        """Raise AccountError for values without sense."""
+        """Raise AccountError for invalid values."""
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise AccountError(f'{self.name!r} is no name: letters, digits, "_", "." and "-", at most 64 of them')
         if not isinstance(self.certificate, str) or not isinstance(self.sha256, str) or (
@@ -66,14 +66,14 @@ class Account:
             raise AccountError(f'{self.name}: sessions is {self.sessions!r}: it must be a whole number')
 
 
-ANYBODY = Account('local', sessions=64, messages=0.0, megabytes=0.0, openings=0.0)  # where no accounts are asked for
+ANYBODY = Account('local', sessions=64, messages=0.0, megabytes=0.0, openings=0.0)  # when no accounts are configured
 
 
 class Accounts:
     """The accounts of a file."""
 
     def __init__(self, accounts: tuple[Account, ...]) -> None:
-        """Raises AccountError for accounts that are known by the same, or by nothing."""
+        """Raises AccountError for accounts with the same name or credentials, or without credentials."""
         names = [each.name for each in accounts]
         keys = [(each.sha256, each.certificate) for each in accounts]
         if len(set(names)) < len(names) or len(set(keys)) < len(keys):
@@ -106,9 +106,9 @@ class Accounts:
 
     def find(self, authorization: str, certificate: str) -> Account | None:
         """
-        Return whose the header ``Authorization`` (``Bearer TOKEN``, ``Api-Key TOKEN``, or ``Basic`` with the token as password)
-        and the common name of a verified client certificate are; None: no account's. Takes as long for a wrong token as for a
-        right one.
+        Return the account of an ``Authorization`` header (``Bearer TOKEN``, ``Api-Key TOKEN``, or ``Basic`` with the token as
+        password) and the common name of a verified client certificate; None: there is none. Takes as long for a wrong token
+        as for a right one.
         """
         scheme, _, token = authorization.strip().partition(' ')
         if scheme.lower() == _BASIC:
@@ -125,12 +125,12 @@ class Accounts:
 def _password(encoded: str) -> str:
     try:
         return base64.b64decode(encoded[:2 * _LONGEST_TOKEN], validate=True).decode().partition(':')[2]
-    except ValueError:  # of either code
+    except ValueError:  # invalid base64 or UTF-8
         return ''
 
 
 def digest(token: str) -> str:
-    """Return the hash of a token, as it stands in a file of accounts."""
+    """Return the hash of a token, as written in a file of accounts."""
     return hashlib.sha256(token.strip().encode()).hexdigest()
 
 
@@ -140,7 +140,7 @@ def new_token() -> str:
 
 
 def certificate_name(certificate: Mapping[str, Any] | None) -> str:
-    """Return the common name of a verified certificate, as ``ssl.SSLSocket.getpeercert`` gives it; empty: none."""
+    """Return the common name in a verified certificate from ``ssl.SSLSocket.getpeercert``; empty: none."""
     for part in (certificate or {}).get('subject', ()):
         for name, value in part:
             if name == 'commonName':

@@ -1,9 +1,9 @@
 """
-The dialect of camera-controlled worlds: an image and camera poses in, video out, as the realtime endpoint of vllm-omni's
-pull request 3701 speaks it.
+The dialect of camera-controlled worlds: an image and camera poses in, video out, as in the realtime endpoint of vllm-omni's
+pull request 3701.
 
 The first message is the server's configuration. A request is answered by maps {type: frame, index, total, video}; a reset by
-a text; what is refused by a map {type: error, message}, and the connection stays. Extensions are used only where a client
+a text; a refused request by a map {type: error, message}, and the connection stays open. Extensions are used only if a client
 asks for them.
 """
 from __future__ import annotations
@@ -30,23 +30,23 @@ NAME = 'camera'
 PATH = '/v1/realtime/world/camera'
 ENCODINGS = ('float32', 'uint8', 'jpeg', *(('mp4',) if find_spec('av') else ()))
 _DEFAULT_SESSION = 'default'
-_TOGETHER = 4             # frames of one message, unless a client says otherwise
+_TOGETHER = 4             # frames per message, by default
 _MOST_TOGETHER = 64
 _LONGEST_TEXT = 4096      # characters of a prompt
 _LONGEST_EVENT = 128      # characters of an event_id
 _MAX_SIDE = 8192          # pixels
 _OBSERVE = 10.0           # s for the engine to take in an image
 _IMAGINE = 60.0           # s for the frames of one request
-_KEPT = 16 << 20          # bytes of a reply that is kept for who asks for it again
+_KEPT = 16 << 20          # bytes, at most, of a reply that is kept to be repeated
 _JPEG_QUALITY = 90
 
 
 @dataclass(frozen=True)
 class Extensions:
     """
-    What a connection has asked for. ``frames``: one of ENCODINGS; ``timings`` and ``chunk`` with each message of frames;
-    ``rays``: 'origin' or 'moment', the Pluecker coordinates of the frames' pixels as the server has understood the camera;
-    ``poses``: where the camera really got.
+    What a connection has asked for. ``frames``: one of ENCODINGS; ``timings``: these and ``chunk`` with each message of
+    frames; ``rays``: 'origin' or 'moment', the Pluecker coordinates of the frames' pixels as the server interprets the
+    camera; ``poses``: those that the camera really reached.
     """
 
     frames: str = 'float32'
@@ -56,12 +56,12 @@ class Extensions:
 
     @classmethod
     def offered(cls) -> dict[str, Any]:
-        """Return what the server's configuration says of them."""
+        """Return the extensions for the server's configuration."""
         return {'frames': list(ENCODINGS), 'timings': True, 'rays': ['origin', 'moment'], 'poses': True, 'event_id': True,
                 'intrinsics_per_frame': True}
 
     def taken(self, asked: Any) -> Extensions:
-        """Return these with what a request asks for. Raises Refusal."""
+        """Return these, updated by a request. Raises Refusal."""
         if asked is None:
             return self
         known = isinstance(asked, Mapping) and not set(asked) - set(vars(self)) and all(
@@ -122,23 +122,23 @@ class Request:
 
 @dataclass
 class World:
-    """What has become of a session's image: belongs to the session, and goes with it."""
+    """The state of a session's world since its image; it ends with the session."""
 
-    base: np.ndarray             # (4, 4), where the robot is
+    base: np.ndarray             # (4, 4), pose of the robot
     left: np.ndarray             # (m, A), newest actions, too few for a chunk of the model
-    size: tuple[int, int]        # (H, W) of the image that the client gave, which its intrinsics are of
+    size: tuple[int, int]        # (H, W) of the client's image, to which its intrinsics refer
     imagined: int = 0            # frames, those of ``left`` included
-    kept: bool = False           # whether the engine has a branch to go on from
+    kept: bool = False           # whether the engine has a branch to continue
     answered: tuple[str, list[bytes]] = ('', [])  # the newest event and the messages that answered it
 
     def values(self) -> dict[str, Any]:
-        """Return it as JSON values, without messages."""
+        """Return the state as JSON values, without messages."""
         return {'base': self.base.tolist(), 'left': self.left.tolist(), 'columns': self.left.shape[1], 'size': self.size,
                 'imagined': self.imagined, 'kept': self.kept, 'event': self.answered[0]}
 
     @classmethod
     def of(cls, values: Any) -> World | None:
-        """Return the one that has these values; None for what is none."""
+        """Return the world of ``values``; None if they are invalid."""
         try:
             left = np.array(values['left'], np.float32).reshape(-1, values['columns'])
             return cls(np.array(values['base'], np.float64), left, tuple(values['size']), values['imagined'], values['kept'],
@@ -148,7 +148,7 @@ class World:
 
 
 class Dialect:
-    """As ``openpi.Dialect``. ``mount``: x, y, z, roll, pitch, yaw of the camera's body in the robot's base."""
+    """As ``openpi.Dialect``. ``mount``: x, y, z [m], roll, pitch, yaw [rad] of the camera's body in the robot's base."""
 
     name = NAME
 
@@ -156,7 +156,7 @@ class Dialect:
         self._mount = poses.mount_pose(mount)
 
     def refuses(self, spec: Preset) -> str:
-        """Return a text for who connects while the model cannot follow a camera; empty: it can."""
+        """Return a text for clients of a model that cannot follow a camera; empty: it can."""
         reason = poses.unsupported(spec)
         return json.dumps({'type': 'error', 'error': f'Camera realtime API is not supported: {reason}'}) if reason else ''
 
@@ -171,16 +171,16 @@ class Dialect:
             'extensions': Extensions.offered()})
 
     def read(self, message: bytes | str) -> Request | None:
-        """Return the request of a message; None: there is nothing to answer. Raises Refusal."""
+        """Return the request in a message; None: there is nothing to answer. Raises Refusal."""
         if isinstance(message, str):
-            return None  # as the pull request's server does
+            return None  # as in the pull request's server
         try:
             return Request.of(decode(message))
         except WireError as error:
             raise Refusal('malformed', f'Invalid request payload: {error}') from error
 
     def refusal(self, refusal: Refusal) -> bytes:
-        """Return the message that says that something is not done."""
+        """Return the message of a refusal."""
         return encode({'type': 'error', 'message': str(refusal)})
 
     async def answer(self, session: Session, request: Request, arrival: float, holder: Any) -> AsyncIterator[bytes | str]:
@@ -196,7 +196,7 @@ class Dialect:
             spec = (await session.engine()).spec
             if session.recovered:
                 (note, answer), session.recovered = session.recovered, None
-                # With the answer the engine still has its memory, and in it the branch that the world goes on from.
+                # If the engine still has the answer, it also has its memory, with the branch that the world continues.
                 session.world = World.of(note.facts.get('world')) if answer else None
             world = session.world
             known = request.event_id and world is not None and world.answered[0] == request.event_id
@@ -226,7 +226,7 @@ class Dialect:
                 if request.event_id:
                     applied = (world.imagined - len(actions)) // spec.chunk_frames
                     messages.insert(0, encode({'type': 'receipt', 'event_id': request.event_id, 'applied_in_chunk': applied}))
-                    # Before they are sent: who loses the connection now can ask for them again.
+                    # Before they are sent, so that a client that loses the connection now can ask for them again.
                     world.answered = request.event_id, messages if sum(map(len, messages)) <= _KEPT else []
                 session.note(world=world.values())
         if known:
@@ -236,7 +236,7 @@ class Dialect:
 
     async def _frames(self, session: Session, request: Request, begins: bool, start: np.ndarray, actions: np.ndarray,
                       bases: np.ndarray, arrival: float) -> tuple[np.ndarray, dict[str, float]]:
-        """The frames of the request's poses, uint8 (N, H, W, 3), and the ms that they took."""
+        """Return the frames of the request's poses, uint8 (N, H, W, 3), and the ms that they took."""
         begun, spec, shown = time.monotonic(), session.spec, []
         if begins:
             session.begin_anew()
@@ -249,7 +249,7 @@ class Dialect:
             waiting = np.concatenate([world.left, actions])
             whole = len(waiting) // spec.chunk_frames * spec.chunk_frames
             skipped = len(world.left)  # frames that were shown already
-            session.world = None  # if this fails, it is not known where the engine's branch ends
+            session.world = None  # if this fails, the end of the engine's branch is unknown
             session.note()
             if whole:
                 shown.append((await session.imagine(waiting[:whole], _IMAGINE, True, world.kept))[skipped:])
@@ -265,7 +265,7 @@ class Dialect:
 
     def _additions(self, extensions: Extensions, intrinsics: np.ndarray, bases: np.ndarray, timings: dict[str, float],
                    first: int, spec: Preset) -> Callable[[int, int], dict[str, Any]]:
-        """What is said besides the frames from ``begin`` to ``end`` of a reply, the first of which has number ``first``."""
+        """Return the additions to the frames from ``begin`` to ``end`` of a reply, whose first frame has number ``first``."""
         reached = bases @ self._mount
 
         def add(begin: int, end: int) -> dict[str, Any]:
@@ -282,8 +282,8 @@ class Dialect:
 
 
 def stored(event: str, messages: list[bytes]) -> list[bytes]:
-    """Return the messages that answered an event. Raises Refusal where they were too many to be kept, or another process has
-    sent them."""
+    """Return the messages that answered an event. Raises Refusal if they were too large to be kept, or another process sent
+    them."""
     if not messages:
         raise Refusal('event', f'{event} was answered, and its frames are not kept: the world goes on after them')
     return messages
@@ -291,7 +291,7 @@ def stored(event: str, messages: list[bytes]) -> list[bytes]:
 
 def frame_messages(frames: np.ndarray, together: int, encoding: str, fps: float, add: Callable[[int, int], dict[str, Any]]
               ) -> list[bytes]:
-    """The messages that carry frames, uint8 (N, H, W, 3). In a thread: to encode them takes longer than a loop may wait."""
+    """Return messages with frames, uint8 (N, H, W, 3). Call it in a thread: encoding would block an event loop for too long."""
     total, out = -(-len(frames) // together), []
     for index in range(total):
         begin, end = index * together, min((index + 1) * together, len(frames))
@@ -311,7 +311,7 @@ def _as_jpeg(frames: np.ndarray, _: float) -> list[bytes]:
 
 
 def _as_mp4(frames: np.ndarray, fps: float) -> bytes:
-    """A fragmented MP4 of its own, H.264, that begins with a key frame."""
+    """Return a self-contained fragmented MP4, H.264, that begins with a key frame."""
     import av  # optional
     out = io.BytesIO()
     with av.open(out, 'w', format='mp4', options={'movflags': 'frag_keyframe+empty_moov+default_base_moof'}) as container:

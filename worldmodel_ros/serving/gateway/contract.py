@@ -1,4 +1,4 @@
-"""What the keys of an openpi observation mean for the model: a YAML file, since each robot has keys of its own."""
+"""Maps the keys of openpi observations to the model's inputs: a YAML file, since each robot has its own keys."""
 from __future__ import annotations
 
 import math
@@ -18,11 +18,11 @@ _LONGEST_TEXT = 4096  # characters of a prompt
 
 
 class ContractError(ValueError):
-    """A contract that is refused; the text says why."""
+    """An invalid contract; the text says why."""
 
 
 class ObservationError(ValueError):
-    """An observation that does not keep to the contract; the text says why."""
+    """An observation that violates the contract; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Contract:
     ``image``, ``state`` and ``goal`` are keys of an observation; a key ``a/b`` is also looked for as ``b`` in a map ``a``.
 
     ``image``: uint8 (H, W, 3) or (3, H, W), RGB. ``goals``: goal of the model -> words, any of which in the text of ``goal``
-    means it; a goal's own name always does. ``executed``: columns of the vector ``state`` that are the measured action, in
+    selects it; so does a goal's own name. ``executed``: columns of the vector ``state`` that are the measured action, in
     the order of the model's actions and in their units; empty: the state is not read. ``deadline_ms``: of an observation
-    that names none. ``mount``: of the camera in the robot's base, x, y, z [m], roll, pitch, yaw [rad] (REP 103).
+    without one. ``mount``: pose of the camera in the robot's base, x, y, z [m], roll, pitch, yaw [rad] (REP 103).
     """
 
     image: str = 'observation/image'
@@ -46,7 +46,7 @@ class Contract:
 
     @classmethod
     def read(cls, path: Path) -> Contract:
-        """Return the contract in the maps ``openpi`` and ``camera`` of a YAML file. Raises ContractError."""
+        """Return the contract of the maps ``openpi`` and ``camera`` in a YAML file. Raises ContractError."""
         try:
             whole = yaml.safe_load(path.read_text())
             given = {**whole['openpi'], **(whole.get('camera') or {})}
@@ -68,7 +68,7 @@ class Contract:
             raise ContractError(f'{path} is no contract: {error}') from error
 
     def check(self, spec: Preset) -> None:
-        """Raise ContractError where it speaks of another robot than a model does."""
+        """Raise ContractError if the contract is for another robot than the model."""
         unknown = set(self.goals) - set(spec.goals)
         if unknown:
             raise ContractError(f'goals {", ".join(sorted(unknown))}: the model knows {", ".join(spec.goals)}')
@@ -106,7 +106,7 @@ class Contract:
         return named[0]
 
     def executed_of(self, observation: Mapping[str, Any]) -> np.ndarray | None:
-        """Return the measured action (A,) in the state; None where the contract reads none. Raises ObservationError."""
+        """Return the measured action (A,) in the state; None if the contract reads none. Raises ObservationError."""
         if not self.executed:
             return None
         state = _look_up(observation, self.state)

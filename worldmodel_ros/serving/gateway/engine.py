@@ -1,4 +1,4 @@
-"""A session of the engine's server, for asyncio: what is sent is answered by a future, and nothing waits."""
+"""A session of the engine's server, for asyncio: answers come as futures, and nothing blocks."""
 from __future__ import annotations
 
 import asyncio
@@ -18,8 +18,8 @@ from worldmodel_ros.serving.transport import messages, pictures
 from worldmodel_ros.serving.transport.codec import MessageError
 from worldmodel_ros.serving.transport.connection import ConnectionLost
 
-_OVERDUE = 1.0     # s after it is due, after which an answer is not waited for any more: the engine hangs
-_PATIENCE = 60.0   # s for the answer to a question, besides
+_OVERDUE = 1.0     # s after its deadline that an answer is waited for; then the engine hangs
+_PATIENCE = 60.0   # s, the same for the answer to a question
 _STORE = 3.0       # s for a session to be read from a server's store, if it has one
 _NEWEST = 0        # stamp: branch from the newest observation
 
@@ -31,7 +31,7 @@ class EngineAway(RuntimeError):
 
 
 class NotAnswered(RuntimeError):
-    """A question that is refused; the text says why. ``again`` [s]: it may be asked again after so long; 0: as it is, never."""
+    """A refused question; the text says why. ``again`` [s]: it may be asked again after so long; 0: never as it is."""
 
     def __init__(self, text: str, again: float = 0.0) -> None:
         super().__init__(text)
@@ -41,8 +41,8 @@ class NotAnswered(RuntimeError):
 @dataclass(frozen=True)
 class Resumed:
     """
-    What the server knew of a session when it was opened: the number of its newest tick, 0 where it has seen none; what was
-    noted then; and the answer to that tick, None where it is not known any more.
+    What the server knew of a session when it was opened: the number of its newest tick, 0 if it has seen none; the note
+    of that tick; and the answer to it, None if it is no longer known.
     """
 
     number: int
@@ -51,15 +51,15 @@ class Resumed:
 
 
 class EngineSession:
-    """One session on the server. Everything of it belongs to the event loop's thread."""
+    """One session on the server. Used by the event loop's thread only."""
 
     def __init__(self, link: Link) -> None:
         self.resumed = Resumed(link.number, link.note, None)
         self.spec: Preset = link.spec
         self.backend = link.backend
-        self.gone = ''  # why it is of no use any more
-        self.moved: Path | Endpoint | None = None  # where the session is now, if it has gone to another server of a fleet,
-        self.generation = link.generation         # and the newest one of it
+        self.gone = ''  # why it is no longer of use
+        self.moved: Path | Endpoint | None = None  # where the session is now, if it has moved to another server of a fleet,
+        self.generation = link.generation         # and its newest generation
         self._link = link
         self._loop = asyncio.get_running_loop()
         self._free = list(range(len(link.slots)))
@@ -67,8 +67,8 @@ class EngineSession:
         self._questions: dict[int, tuple[asyncio.Future, list]] = {}
         self._asked = 0
         self._idle = False
-        self.ended: Callable[[str, bool], None] | None = None  # who is to know why it ends, and whether only for being idle
-        self.pictured: Callable[[messages.Imagined, np.ndarray], None] | None = None  # who wants to see predictions
+        self.ended: Callable[[str, bool], None] | None = None  # called with why it ends, and whether only for being idle
+        self.pictured: Callable[[messages.Imagined, np.ndarray], None] | None = None  # called with each prediction
         if link.answered:
             self.resumed = replace(self.resumed, answer=self._loop.create_future())
             self._ticks[link.number] = None, self.resumed.answer
@@ -78,11 +78,11 @@ class EngineSession:
     async def open(cls, path: Path, name: str, session: str = '', linger: float = 0.0, generation: int = 0,
                    mobile: bool = False) -> EngineSession:
         """
-        Open a session for a robot of a name on the server at a socket; with a ``session``, the one that it knows by this name,
-        which waits there for ``linger`` s whenever its connection is lost, and is of no older ``generation``;
-        ``mobile``: its robot can connect to another host. Raises EngineAway; SentOn, where that robot has to.
+        Open a session for the robot ``name`` on the server at a socket; with a ``session``, the one that it knows by this name,
+        which waits there for ``linger`` s whenever its connection is lost, and must be of no older ``generation``;
+        ``mobile``: its robot can connect to another host. Raises EngineAway; SentOn if that robot must do so.
         """
-        def opened() -> Link:  # it may wait, up to half a second, or longer for what is read from a store
+        def opened() -> Link:  # may block for up to half a second, or longer to read from a store
             return open_link(path, name, None, session, generation, _STORE if session else HANDSHAKE_TIMEOUT, linger,
                              for_mobile=mobile)
         try:
@@ -113,8 +113,8 @@ class EngineSession:
 
     async def imagine(self, actions: np.ndarray, due: float, keep: bool, onward: bool) -> np.ndarray:
         """
-        Return the frames, uint8 (T, H, W, 3), that come of actions (T, A) from the newest observation on, or ``onward`` from
-        the end of what was kept last; ``keep``: they can be gone on from.
+        Return the frames, uint8 (T, H, W, 3), imagined for actions (T, A) from the newest observation on, or, if ``onward``,
+        from the end of the branch that was kept last; ``keep``: keep the end of this one.
 
         Raises EngineAway, NotAnswered.
         """
@@ -126,7 +126,7 @@ class EngineSession:
 
     async def ask(self, question: messages.Question
                   ) -> tuple[messages.Answered, list[tuple[messages.ImaginedBranch, np.ndarray]]]:
-        """Ask a question, whatever its number; return its answer, and the branches with their frames, uint8 (T, H, W, 3).
+        """Ask a question, whose number is replaced; return its answer, and the branches with their frames, uint8 (T, H, W, 3).
         Raises EngineAway, NotAnswered."""
         self._require()
         self._asked += 1
@@ -136,28 +136,28 @@ class EngineSession:
         return await self._wait(future, max(0.0, question.due - time.monotonic()) + _PATIENCE)
 
     def note(self, text: str) -> None:
-        """Have the server keep a text with the session, for who goes on in it."""
+        """Have the server keep a text with the session, for clients that continue it."""
         if not self.gone:
             self._send(messages.Note(text))
 
     def end(self) -> None:
-        """End the session for good: it does not wait for anybody."""
+        """End the session for good, without lingering."""
         if not self.gone:
             self._send(messages.Goodbye())
         self.close()
 
     @property
     def frames(self) -> int:
-        """How many the session had seen when it was opened."""
+        """Number of frames that the session had seen when it was opened."""
         return self._link.frames
 
     def stay(self) -> None:
-        """Say something, so that the session does not end for nothing being said."""
+        """Send a message, so that the session does not end for being idle."""
         if not self.gone:
             self._send(messages.StatusRequest())
 
     def close(self, reason: str = 'closed') -> None:
-        """Leave the session; what is not answered raises EngineAway."""
+        """Leave the session; open requests raise EngineAway."""
         if self.gone:
             return
         self.gone = reason
@@ -167,7 +167,7 @@ class EngineSession:
                 future for future, _ in self._questions.values()]:
             if not future.done():
                 future.set_exception(EngineAway(reason))
-                future.exception()  # nothing may be waiting for it
+                future.exception()  # marked as retrieved: nothing may be waiting for it
         self._ticks.clear()
         self._questions.clear()
         if self.ended:
@@ -178,7 +178,7 @@ class EngineSession:
             raise EngineAway(self.gone)
 
     async def _wait(self, future: asyncio.Future, patience: float) -> Any:
-        # No asyncio.wait_for, which takes a task and two turns of the loop more for each tick.
+        # Not asyncio.wait_for, which costs a task and two more turns of the loop for each tick.
         overdue = self._loop.call_later(patience, self.close, f'the engine has not answered for {patience:.1f} s')
         try:
             return await future

@@ -1,7 +1,7 @@
 """
 The other hosts of a fleet: their servers keep sessions in this host's store, and hand sessions over to this host's server.
 
-For accounts with ``fleet`` alone, which are known by a client certificate: TLS is mutual.
+Only for accounts with ``fleet``, which are authenticated by a client certificate: TLS is mutual.
 """
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ if TYPE_CHECKING:
     from .server import Client
 
 NAME = 'fleet'
-_LONGEST = 15.0  # s that the server may take for what another one asks of it
+_LONGEST = 15.0  # s that the server may take for a request of another one
 _CONNECT = 0.5   # s
 _KINDS = {NotStored: 'not stored', AlreadyStored: 'already stored'}
 _ALLOWED = messages.Move, messages.Prepare, messages.TakeOver, messages.StatusRequest
 
 
 class Dialect:
-    """How another host is told that it is refused."""
+    """Encodes refusals for another host."""
 
     name = NAME
 
     def refusal(self, refusal: Refusal) -> bytes:
-        """Return the answer to the request that is not done."""
+        """Return the answer to a refused request."""
         return peers.wrap({'error': str(refusal)})
 
 
 class Peer:
-    """One connection of another host. Belongs to the event loop's thread."""
+    """One connection of another host. Used by the event loop's thread only."""
 
     def __init__(self, client: Client, store: SlabStore | None, socket: Path) -> None:
-        """``store``: which this host keeps for others, if it does; ``socket``: of its server."""
+        """``store``: the one that this host keeps for others, if any; ``socket``: of its server."""
         self._client, self._store, self._socket = client, store, socket
 
     async def run(self) -> None:
@@ -83,7 +83,7 @@ class Peer:
         return peers.wrap({}, result) if what == 'get' else peers.wrap({'result': result})
 
     def _ask(self, packed: bytes, patience: float) -> bytes:
-        """The server's answer to another one's message, as bytes."""
+        """Return the server's answer to another one's message, as bytes."""
         message = unpack(packed)
         if not isinstance(message, _ALLOWED):
             raise MessageError(f'{type(message).__name__} is nothing that one host asks of another')

@@ -1,8 +1,8 @@
 """
-MessagePack with NumPy arrays, as openpi's clients write it, from untrusted senders.
+MessagePack with NumPy arrays, in the format of openpi's clients, from untrusted senders.
 
 An array is a map {__ndarray__, data, dtype, shape} and a NumPy scalar a map {__npgeneric__, data, dtype}, with keys of
-bytes (openpi_client.msgpack_numpy 0.1.2). Nothing is ever unpickled. The structure is walked before anything is
+bytes (openpi_client.msgpack_numpy 0.1.2). Nothing is ever unpickled. The structure is checked before anything is
 allocated for it.
 """
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy as np
 _DTYPES = frozenset(f'{order}{kind}' for order in '<>|=' for kind in (
     'f2', 'f4', 'f8', 'i1', 'i2', 'i4', 'i8', 'u1', 'u2', 'u4', 'u8', 'b1'))
 _MAX_DIMENSIONS = 8
-_MAX_SIZE = 1 << 32  # of one dimension, where another one is 0: no bytes bound it
-# Codes with a payload of a fixed size, and those that are followed by a length or count of so many bytes.
+_MAX_SIZE = 1 << 32  # of one dimension: if another one is 0, the number of bytes does not bound it
+# Codes with a payload of a fixed size, and those followed by a length or count in the given format.
 _FIXED = {0xca: 4, 0xcb: 8, **{0xcc + k: 1 << k for k in range(4)}, **{0xd0 + k: 1 << k for k in range(4)}}
 _LENGTH = {0xc4: 'B', 0xc5: 'H', 0xc6: 'I', 0xd9: 'B', 0xda: 'H', 0xdb: 'I'}
 _COUNT = {0xdc: ('H', 1), 0xdd: ('I', 1), 0xde: ('H', 2), 0xdf: ('I', 2)}
@@ -26,12 +26,12 @@ _PLAIN = {0xc0, 0xc2, 0xc3}
 
 
 class WireError(ValueError):
-    """Bytes that are not taken; the text says why."""
+    """Bytes that are not accepted; the text says why."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Of one message: ``depth`` of containers in containers, ``values`` in all of them, keys included."""
+    """Limits of one message: ``depth`` of nested containers, ``values`` in all of them, keys included."""
 
     depth: int = 8
     values: int = 20_000
@@ -49,7 +49,7 @@ def decode(data: bytes, bounds: Bounds = Bounds()) -> Any:
 
 
 def encode(value: Any) -> bytes:
-    """Return the message of a value made of maps, lists, numbers, texts, bytes and arrays."""
+    """Return the message of a value that consists of maps, lists, numbers, texts, bytes and arrays."""
     return _ENCODER.encode(value)
 
 
@@ -65,7 +65,7 @@ _ENCODER = msgspec.msgpack.Encoder(enc_hook=_encoded)
 
 
 def _walk(data: bytes, bounds: Bounds) -> None:
-    """Raise WireError for what is truncated, too deep or of too many values."""
+    """Raise WireError for a message that is truncated, too deep or has too many values."""
     end, at, values = len(data), 0, 0
     lacking = [1]  # values that each open container still lacks
     while lacking:
@@ -142,7 +142,7 @@ def _array(value: dict) -> np.ndarray:
             type(size) is int and 0 <= size < _MAX_SIZE for size in shape):
         raise WireError('an array without a shape of whole numbers')
     count = dtype.itemsize
-    for size in shape:  # in Python's integers, which do not wrap around
+    for size in shape:  # in Python integers, which do not wrap around
         count *= size
     if count != len(data):
         raise WireError(f'an array of shape {shape} and {dtype} has {count} bytes, and {len(data)} came')

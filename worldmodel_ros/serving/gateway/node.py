@@ -1,9 +1,9 @@
 """
-A robot's own node on another machine: its messages to an engine's server, as ``serving.transport`` has them, over a WebSocket.
+A robot's own node on another machine: the messages of ``serving.transport`` to an engine's server, over a WebSocket.
 
-Times in them are of this machine's steady clock, which the node estimates from the exchange (``transport.network``). Sessions
-end with their connection, as on a Unix socket, and are saved to no files; a robot of the fleet goes on in its own, and is told
-where that has moved.
+Their times are of this machine's steady clock, which the node estimates from the exchange (``transport.network``). Sessions
+end with their connection, as on a Unix socket, and are not saved to files; a robot of the fleet continues its own session, and
+is told where that has moved.
 """
 from __future__ import annotations
 
@@ -31,29 +31,29 @@ if TYPE_CHECKING:
     from .server import Client
 
 NAME = 'node'
-_LATEST = 60.0   # s from now on, that something may be due in
-_CLOSED = 1008   # the reason has been said
+_LATEST = 60.0   # s ahead that a deadline may be
+_CLOSED = 1008   # the reason has been sent before
 
 
 class Dialect:
-    """How a node is told that it is refused."""
+    """Encodes refusals for a node."""
 
     name = NAME
 
     def refusal(self, refusal: Refusal) -> bytes:
-        """Return the message, after which a node drives with its own model, and connects again."""
+        """Return the message; after it, a node drives with its own model, and connects again."""
         return wrap(messages.Rejected(str(refusal)[:1000]), Stamps(time.monotonic()))
 
 
 class Bridge:
-    """One node's connection, and its session on the engine. Belongs to the event loop's thread."""
+    """One node's connection, and its session on the engine. Used by the event loop's thread only."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._heard = Stamps(0.0)
         self._tasks: set[asyncio.Task] = set()
-        self._showing = False  # pictures are on their way
-        self._newest = 0       # tick
+        self._showing = False  # images are being sent
+        self._newest = 0       # number of the newest tick
         self._engine: EngineSession | None = None
 
     async def run(self) -> None:
@@ -109,7 +109,7 @@ class Bridge:
                                        plan=tick.plan if tick.plan.size else None)
         except EngineAway as error:
             if engine.gone:
-                return  # ``_ended`` has said so
+                return  # ``_ended`` has told the node
             answer = messages.Refused(tick.number, time.monotonic(), str(error))
         session.count(answer, tick.due, arrival)
         await self._send(answer)
@@ -127,7 +127,7 @@ class Bridge:
         await self._send(replace(answered, number=question.number))
 
     def _pictured(self, message: messages.Imagined, frames: np.ndarray) -> None:
-        """Send what a plan is expected to lead to; dropped where the last pictures are not even sent."""
+        """Send the imagined images of a plan; drop them if earlier ones are still being sent."""
         if not self._showing:
             self._showing = True
             self._spawn(self._show(message, frames))
@@ -177,11 +177,11 @@ class Bridge:
         try:
             await work
         except ConnectionClosed:
-            pass  # the loop above sees the end
+            pass  # ``run`` handles it
 
 
 def _due(due: float) -> float:
-    """When something is due that a node says is, steady time [s]. Raises WireError."""
+    """Return a node's deadline, steady time [s], at most ``_LATEST`` s ahead. Raises WireError."""
     if not math.isfinite(due):
         raise WireError('a deadline that is not finite')
     return min(due, time.monotonic() + _LATEST)

@@ -1,8 +1,8 @@
 """
 The dialect of camera-controlled worlds (``camera``), answered by the server of an open world model (``serving.worlds``).
 
-Such a model follows any camera, so that poses are taken as they are: one for each image, sixteen images a second. Worlds, and
-the frames of each one's newest event, are that server's: they outlast this process.
+Such a model follows any camera, so poses are taken as they are: one for each image, sixteen images a second. That server keeps
+the worlds and the frames of each one's newest event, so they outlive this process.
 """
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .rest import EngineStatus
 from .sessions import Refusal, Session
 
 NAME = 'open world'
-_FIRST_LACKS = 4  # images that the first chunk has less than the others
+_FIRST_LACKS = 4  # images fewer in the first chunk than in the others
 
 
 class Dialect(camera.Dialect):
@@ -36,12 +36,12 @@ class Dialect(camera.Dialect):
     def __init__(self, socket: Path, linger: float) -> None:
         """``socket``: of ``worldmodel serve`` with an open world model, where worlds wait for ``linger`` s."""
         super().__init__((0.0,) * 6)
-        self._mount = np.eye(4)  # poses are the camera's
+        self._mount = np.eye(4)  # poses are the camera's own
         self._socket, self._linger = socket, linger
         self._status = EngineStatus(socket)
 
     async def about(self) -> WorldAbout:
-        """Return what the server has. Raises EngineAway."""
+        """Return the description of the server's model. Raises EngineAway."""
         status = await self._status.get()
         if status is None:
             raise EngineAway(f'no open world model is served at {self._socket}')
@@ -105,7 +105,7 @@ class Dialect(camera.Dialect):
         if request.image is not None:
             session.begin_anew()
             image = await asyncio.to_thread(fit, request.image, about.image_size)
-            note = json.dumps(request.image.shape[:2])  # (H, W) of the client's image, which its intrinsics are of
+            note = json.dumps(request.image.shape[:2])  # (H, W) of the client's image, to which its intrinsics refer
         rows = poses.fitted(request.intrinsics, json.loads(note), about.image_size)
         try:
             answer, frames = await link.walk(request.event_id, image, path, rows, note)

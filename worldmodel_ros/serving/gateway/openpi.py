@@ -1,9 +1,9 @@
 """
-The dialect of openpi: observations in, chunks of actions out, as openpi_client 0.1.2 speaks it.
+The dialect of openpi: observations in, chunks of actions out, as in openpi_client 0.1.2.
 
-The first message is the server's metadata. An observation is answered by a map with ``actions``; by a text where it is
-refused, which raises in the client and leaves the connection as it is. Keys besides the contract's are optional, so
-that an unmodified client works.
+The first message is the server's metadata. An observation is answered by a map with ``actions``, or, if it is refused, by
+a text, which raises in the client and leaves the connection open. Keys besides the contract's are optional, so that an
+unmodified client works.
 """
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ NAME = 'openpi'
 PATHS = ('/', '/v1/realtime/robot/openpi')
 _LONGEST_DEADLINE = 60_000.0  # ms
 _MAX_STEP = 1 << 62
-_MAX_ACTIONS = 1000  # that a client may say it has executed,
-_MAX_NAMES = 64      # of so many numbers each
-_RETURN = 0.002      # s, from the engine's answer to the message on the socket
+_MAX_ACTIONS = 1000  # that a client may report as executed,
+_MAX_NAMES = 64      # numbers in each
+_RETURN = 0.002      # s from the engine's answer to the message on the socket
 
 
 @dataclass(frozen=True)
 class Request:
-    """What an observation says about itself. Raises ObservationError where it makes no sense."""
+    """An observation with its optional keys. Raises ObservationError for invalid ones."""
 
     session_id: str
     endpoint: str
@@ -74,7 +74,7 @@ class Request:
 
 
 class Dialect:
-    """What the gateway's loop needs of a dialect: ``refuses``, ``greeting``, ``read``, ``answer`` and ``refusal``."""
+    """The dialect. The gateway's loop calls ``refuses``, ``greeting``, ``read``, ``answer`` and ``refusal``."""
 
     name = NAME
 
@@ -82,7 +82,7 @@ class Dialect:
         self._contract = contract
 
     def refuses(self, spec: Preset) -> str:
-        """Return a text for who connects to a model that cannot be served; empty: it can."""
+        """Return a text for clients of a model that cannot be served; empty: it can."""
         return ''
 
     def greeting(self, spec: Preset, backend: str) -> bytes:
@@ -96,8 +96,8 @@ class Dialect:
             'extensions': ['session_id', 'step_id', 'deadline_ms', 'executed_actions', 'inference_delay', 'endpoint']})
 
     def read(self, message: bytes | str) -> Request | None:
-        """Return the request of a message; None: there is nothing to answer. Raises Refusal; WireError for what ends the
-        connection."""
+        """Return the request in a message; None: there is nothing to answer. Raises Refusal; WireError for a message that ends
+        the connection."""
         if isinstance(message, str):
             raise WireError('a text: messages are MessagePack')
         try:
@@ -106,7 +106,7 @@ class Dialect:
             raise Refusal('observation', str(error)) from error
 
     def refusal(self, refusal: Refusal) -> str:
-        """Return the message that says that something is not done."""
+        """Return the message of a refusal."""
         return str(refusal)
 
     async def answer(self, session: Session, request: Request, arrival: float, holder: Any) -> AsyncIterator[bytes | str]:
@@ -116,9 +116,9 @@ class Dialect:
 
 async def answer(session: Session, request: Request, contract: Contract, arrival: float) -> bytes | str:
     """
-    Return the reply to an observation that arrived at a steady time [s]; to one that was answered already, the same.
+    Return the reply to an observation that arrived at a steady time [s]; the same reply if it was answered already.
 
-    Raises Refusal for what was not done and may be asked again.
+    Raises Refusal for a request that was not done and may be repeated.
     """
     observation = request.observation
     async with session.lock:
@@ -166,7 +166,7 @@ def _reply(episode: int, step: int | None, planned: Planned, committed: int, eng
 
 
 def _recover(session: Session) -> None:
-    """Store the reply to the newest step, which another gateway has had done, or this one before it lost the engine."""
+    """Store the reply to the newest step, done through another gateway, or through this one before it lost the engine."""
     (note, answer), session.recovered = session.recovered, None
     if isinstance(answer, Refused):
         session.store(note.step, str(Refusal('deadline', answer.reason)))
@@ -177,7 +177,7 @@ def _recover(session: Session) -> None:
 
 def _executed(request: Request, observation: Mapping[str, Any], contract: Contract,
               spec: Preset) -> tuple[np.ndarray | None, int | None]:
-    """The mean action since the previous observation, and how many there were; None: the client does not say."""
+    """Return the mean action since the previous observation, and the number of actions; None: the client does not say."""
     if request.executed is None:
         mean, count = contract.executed_of(observation), None
     elif request.executed.size == 0:

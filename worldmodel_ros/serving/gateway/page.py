@@ -1,4 +1,4 @@
-"""The page for people: one's sessions, what answers them and how fast, and the frames that were predicted last."""
+"""The status page of an account's sessions: answers by tier, their times, and the newest predicted frames."""
 from __future__ import annotations
 
 import base64
@@ -79,14 +79,14 @@ _BODY = """<!doctype html>
 
 HTML = _BODY.format(style=_STYLE, script=_SCRIPT)
 _JPEG_QUALITY = 85
-_SHOWN = 8  # frames of one picture
+_SHOWN = 8  # frames of one image
 
 
 def _source(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-# Nothing but what is written here runs, and nothing is fetched from elsewhere.
+# Only the script above runs, and nothing is fetched from elsewhere.
 HEADERS = {
     'Content-Security-Policy': f"default-src 'none'; script-src {_source(_SCRIPT)}; style-src {_source(_STYLE)}; "
                                "img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -95,7 +95,7 @@ HEADERS = {
 
 
 def strip(frames: np.ndarray) -> bytes:
-    """Return predicted frames, uint8 (T, H, W, 3), next to each other as a JPEG: eight of them where there are more."""
+    """Return predicted frames, uint8 (T, H, W, 3), next to each other as a JPEG; at most eight of them."""
     chosen = frames[np.linspace(0, len(frames) - 1, min(len(frames), _SHOWN)).round().astype(int)]
     image = np.concatenate(list(chosen), axis=1)
     return cv2.imencode('.jpg', image[..., ::-1], (cv2.IMWRITE_JPEG_QUALITY, _JPEG_QUALITY))[1].tobytes()

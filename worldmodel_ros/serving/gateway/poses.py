@@ -1,8 +1,8 @@
 """
-Camera poses of clients: what is taken, the robot's actions that lead to them, and the rays of their pixels.
+Camera poses of clients: their validation, the robot's actions that lead to them, and the rays of their pixels.
 
 A pose is camera-to-world, (4, 4) with translations in metres, of the camera's optical frame (x right, y down, z forward;
-OpenCV, REP 103). All is computed in float64.
+OpenCV, REP 103). Everything is computed in float64.
 """
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ import numpy as np
 from worldmodel_ros.model.presets import Preset
 
 MOST = 128           # poses of one request
-REACH = 0.05, math.radians(5.0)  # m and rad, by which the robot's camera may miss a pose
+REACH = 0.05, math.radians(5.0)  # m and rad by which the robot's camera may miss a pose
 _FARTHEST = 1e6      # m, and pixels
 _ORTHONORMAL = 1e-3  # largest error of a rotation's products of rows
 _MOTIONS = ('linear.x', 'linear.y', 'linear.z', 'angular.x', 'angular.y', 'angular.z')  # of the base, m/s and rad/s
-_STRAIGHT = 1e-9     # rad, below which a turn is none
-_HALF_TURN = 3.1     # rad: close to pi the axis of a turn is not known any more
-# The optical frame in a camera body's (x forward, y left, z up).
+_STRAIGHT = 1e-9     # rad below which a motion does not turn
+_HALF_TURN = 3.1     # rad: close to pi the axis of a turn is not determined
+# The optical frame in the camera body's (x forward, y left, z up).
 _OPTICAL = np.array([[0.0, 0.0, 1.0], [-1.0, 0.0, 0.0], [0.0, -1.0, 0.0]])
 
 
 class PoseError(ValueError):
-    """A camera that is not taken; the text says why."""
+    """A camera that is not accepted; the text says why."""
 
 
 def read(camera: Any) -> tuple[np.ndarray, np.ndarray]:
     """
-    Return poses (N, 4, 4) and intrinsics (N, 4), fx, fy, cx, cy in pixels, of a map {``poses``, ``intrinsics``}; one row of
-    intrinsics stands for all poses. Raises PoseError.
+    Return poses (N, 4, 4) and intrinsics (N, 4), fx, fy, cx, cy in pixels, of a map {``poses``, ``intrinsics``}; a single row
+    of intrinsics applies to all poses. Raises PoseError.
     """
     if not isinstance(camera, Mapping):
         raise PoseError('camera must be a map with poses (N, 4, 4) and intrinsics (N, 4)')
@@ -41,7 +41,7 @@ def read(camera: Any) -> tuple[np.ndarray, np.ndarray]:
         raise PoseError(f'poses must be (N, 4, 4), N from 1 to {MOST}, and are {given.shape}')
     if rows.shape not in ((4,), (1, 4), (len(given), 4)):
         raise PoseError(f'intrinsics must be ({len(given)}, 4), as there are {len(given)} poses, and are {rows.shape}')
-    poses, intrinsics = given.astype(np.float64), rows.astype(np.float64)  # only now: their sizes are bounded
+    poses, intrinsics = given.astype(np.float64), rows.astype(np.float64)  # only now that their sizes are bounded
     for name, values in (('poses', poses), ('intrinsics', intrinsics)):
         if not np.isfinite(values).all():
             raise PoseError(f'{name} are not finite')
@@ -62,7 +62,7 @@ def read(camera: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def mount_pose(mount: Sequence[float]) -> np.ndarray:
-    """Return the optical frame in the base's, (4, 4), of a camera body at x, y, z [m] with roll, pitch, yaw [rad]."""
+    """Return the optical frame in the base's, (4, 4), of a camera body at x, y, z [m] and roll, pitch, yaw [rad]."""
     roll, pitch, yaw = mount[3:]
     (cr, sr), (cp, sp), (cy, sy) = ((math.cos(a), math.sin(a)) for a in (roll, pitch, yaw))
     pose = np.eye(4)
@@ -73,18 +73,18 @@ def mount_pose(mount: Sequence[float]) -> np.ndarray:
 
 
 def unsupported(spec: Preset) -> str:
-    """Say why a model cannot follow a camera; empty: it can."""
+    """Return why a model cannot follow a camera; empty: it can."""
     unknown = [name for name in spec.action_names if name not in _MOTIONS]
     return f'the actions {", ".join(unknown)} of model {spec.name} are no motion of a camera' if unknown else ''
 
 
 def follow(start: np.ndarray, poses: np.ndarray, mount: np.ndarray, spec: Preset) -> tuple[np.ndarray, np.ndarray]:
     """
-    Return the actions (N, A) that bring a base at ``start`` (4, 4) along camera ``poses`` (N, 4, 4), one in each step of the
-    model, and where the base then is, (N, 4, 4). ``mount``: the optical frame in the base's.
+    Return the actions (N, A) that move a base at ``start`` (4, 4) along camera ``poses`` (N, 4, 4), one per step of the model,
+    and the base's pose after each, (N, 4, 4). ``mount``: the optical frame in the base's.
 
-    An action is the constant motion to where the base should be, as far as the model has names for it and within its
-    limits; the next one starts from where that leads. Raises PoseError for a pose that is missed by more than REACH.
+    An action is the constant motion to where the base should be, reduced to the model's actions and clipped to their limits;
+    the next one starts from where that leads. Raises PoseError for a pose that is missed by more than REACH.
     """
     chosen = [_MOTIONS.index(name) for name in spec.action_names]
     low, high = np.array(spec.action_low), np.array(spec.action_high)
@@ -106,7 +106,7 @@ def follow(start: np.ndarray, poses: np.ndarray, mount: np.ndarray, spec: Preset
 
 
 def twist(pose: np.ndarray) -> np.ndarray:
-    """Return the constant motion (6,), linear and angular, that leads to a transform (4, 4) in one unit of time. Raises
+    """Return the constant motion (6,), linear and angular, that reaches a transform (4, 4) in one unit of time. Raises
     PoseError for half a turn."""
     turn, angle = pose[:3, :3], _angle(pose[:3, :3])
     if angle > _HALF_TURN:
@@ -120,7 +120,7 @@ def twist(pose: np.ndarray) -> np.ndarray:
 
 
 def transform(motion: np.ndarray) -> np.ndarray:
-    """Return the transform (4, 4) to which a constant motion (6,) leads in one unit of time."""
+    """Return the transform (4, 4) that a constant motion (6,) reaches in one unit of time."""
     cross, angle = _cross(motion[3:]), float(np.linalg.norm(motion[3:]))
     if angle > 1e-4:
         a, b, c = math.sin(angle) / angle, (1 - math.cos(angle)) / angle ** 2, (angle - math.sin(angle)) / angle ** 3
@@ -135,8 +135,8 @@ def transform(motion: np.ndarray) -> np.ndarray:
 def pluecker(poses: np.ndarray, intrinsics: np.ndarray, size: tuple[int, int], form: str = 'origin') -> np.ndarray:
     """
     Return the ray of each pixel, float32 (N, H, W, 6), in the frame of ``poses`` (N, 4, 4): its origin and unit direction
-    (``form`` 'origin', which LingBot-World takes), or its moment, origin x direction, and unit direction ('moment', Pluecker's
-    own coordinates). The centre of pixel (0, 0) is at (0.5, 0.5); each pose has intrinsics (N, 4) of its own.
+    (``form`` 'origin', as in LingBot-World), or its moment, origin x direction, and unit direction ('moment', proper Pluecker
+    coordinates). The centre of pixel (0, 0) is at (0.5, 0.5); each pose has its own intrinsics (N, 4).
     """
     fx, fy, cx, cy = (column[:, None, None] for column in intrinsics.T)
     y, x = np.mgrid[:size[0], :size[1]] + 0.5
@@ -149,7 +149,7 @@ def pluecker(poses: np.ndarray, intrinsics: np.ndarray, size: tuple[int, int], f
 
 
 def fitted(intrinsics: np.ndarray, size: tuple[int, int], to: tuple[int, int]) -> np.ndarray:
-    """Return the intrinsics (N, 4) of an image of ``size`` (H, W) after ``inputs.images.fit`` has made one of ``to`` of it."""
+    """Return the intrinsics (N, 4) of an image of ``size`` (H, W) after ``inputs.images.fit`` to the size ``to``."""
     scale = min(size[0] / to[0], size[1] / to[1])
     h, w = max(1, round(to[0] * scale)), max(1, round(to[1] * scale))
     top, left = (size[0] - h) // 2, (size[1] - w) // 2
@@ -157,7 +157,7 @@ def fitted(intrinsics: np.ndarray, size: tuple[int, int], to: tuple[int, int]) -
 
 
 def base_of(pose: np.ndarray, mount: np.ndarray) -> np.ndarray:
-    """Return where the base is whose camera is at a pose."""
+    """Return the pose of the base whose camera is at ``pose``."""
     return pose @ _inverse(mount)
 
 
@@ -176,7 +176,7 @@ def _inverse(pose: np.ndarray) -> np.ndarray:
 
 
 def _angle(turn: np.ndarray) -> float:
-    """How far a rotation matrix (3, 3) turns [rad], exact also for small turns."""
+    """Return the angle of a rotation matrix (3, 3) [rad], accurate also for small angles."""
     axis = np.array([turn[2, 1] - turn[1, 2], turn[0, 2] - turn[2, 0], turn[1, 0] - turn[0, 1]])
     return math.atan2(float(np.linalg.norm(axis)), float(np.trace(turn)) - 1.0)
 

@@ -1,4 +1,4 @@
-"""The gateway as a process: reads its files, serves until a signal comes, takes renewed certificates and accounts."""
+"""The gateway as a process: reads its files, serves until a signal comes, reloads certificates and accounts."""
 from __future__ import annotations
 
 import asyncio
@@ -20,30 +20,30 @@ from .security import AuditLog, LimitedSocket, server_context
 from .server import Gateway, Limits
 
 _log = logging.getLogger(__name__)
-_LOOK = 2.0  # s, between two looks at whether a file has changed
+_LOOK = 2.0  # s between two checks for changed files
 PORT = 8000
 
 
 class GatewayError(ValueError):
-    """A configuration that is refused; the text says why and what to do."""
+    """An invalid configuration; the text says why and what to do."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line asks for."""
+    """Options of the command line."""
 
     host: str = '127.0.0.1'
     port: int = PORT            # 0: any free one
     socket: str = AUTO          # of the engine
     contract: str = ''          # file; empty: the defaults of Contract
-    accounts: str = ''          # file; empty: no client is asked, on loopback alone
+    accounts: str = ''          # file; empty: no authentication, on loopback only
     certificate: str = ''
     key: str = ''
     client_ca: str = ''
     plaintext: bool = False     # permitted off loopback
     origins: tuple[str, ...] = ()
     message_mb: float = 8.0
-    connects: float = 20.0      # a second, of one address; 0: any number
+    connects: float = 20.0      # per second and address; 0: no limit
     idle: float = 300.0         # s
     linger: float = 30.0        # s
     audit: str = ''             # file; empty: none
@@ -51,7 +51,7 @@ class Options:
     world: str = ''             # socket of an open world model's server; empty: the engine answers the camera dialect
 
     def __post_init__(self) -> None:
-        """Raise GatewayError for what makes no sense or is not safe."""
+        """Raise GatewayError for values that are invalid or not safe."""
         numbers = {'message_mb': self.message_mb, 'idle': self.idle}
         for name, value in {**numbers, 'connects': self.connects, 'linger': self.linger}.items():
             if not 0.0 <= value < math.inf or (name in numbers and not value):
@@ -77,9 +77,9 @@ class Options:
 
 def run(options: Options) -> int:
     """
-    Serve until SIGINT or SIGTERM; return the exit code. SIGHUP has the files read again at once.
+    Serve until SIGINT or SIGTERM; return the exit code. On SIGHUP, certificate and accounts are read again at once.
 
-    Raises GatewayError, AccountError, ContractError for what is refused, AddressError, OSError.
+    Raises GatewayError, AccountError, ContractError for an invalid configuration, AddressError, OSError.
     """
     logging.basicConfig(stream=sys.stderr, format='%(asctime)s %(levelname)s %(message)s')
     logging.getLogger('worldmodel_ros').setLevel(logging.INFO)
@@ -122,7 +122,7 @@ async def _serve(options: Options, gateway: Gateway, listening: LimitedSocket, t
 
     def end(number: signal.Signals) -> None:
         loop.remove_signal_handler(number)
-        signal.signal(number, signal.SIG_IGN)  # a launcher sends it again: an interpreter that is ending would die of that
+        signal.signal(number, signal.SIG_IGN)  # launchers send it again, which would kill an interpreter that is ending
         stop.set()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, end, number)
@@ -140,7 +140,7 @@ async def _serve(options: Options, gateway: Gateway, listening: LimitedSocket, t
 
 
 async def _renew(options: Options, gateway: Gateway, tls: ssl.SSLContext | None, changed: asyncio.Event) -> None:
-    """Read the certificate and the accounts again when their files change; what cannot be used is said and not taken."""
+    """Read the certificate and the accounts again when their files change; invalid ones are logged and not used."""
     files = [Path(name) for name in (options.certificate, options.key, options.accounts) if name]
     known = _stamps(files)
     while True:
@@ -155,7 +155,7 @@ async def _renew(options: Options, gateway: Gateway, tls: ssl.SSLContext | None,
         changed.clear()
         try:
             if tls:
-                # Tried elsewhere first: a key that does not fit would leave the context without a pair.
+                # Tried in another context first: a key that does not match would leave this one without a pair.
                 server_context(Path(options.certificate), Path(options.key), None)
                 tls.load_cert_chain(options.certificate, options.key)
             if options.accounts:

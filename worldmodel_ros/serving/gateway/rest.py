@@ -1,4 +1,4 @@
-"""What tools ask over HTTP: is it alive and ready, its numbers, its model, one's own sessions."""
+"""What the HTTP endpoints for tools report: readiness, metrics, the model, and an account's sessions."""
 from __future__ import annotations
 
 import asyncio
@@ -12,14 +12,14 @@ from typing import Any
 
 from worldmodel_ros.serving.client.link import Unavailable, ask_status
 
-_FRESH = 1.0  # s, for which an answer of the engine is good
+_FRESH = 1.0  # s that an answer of the engine is reused
 _COUNTS = ('late', 'failed', 'refused_at_arrival', 'given_up')  # of the engine's service
 _GAUGES = ('sessions', 'busy', 'waiting')
 _BUCKETS = (0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)  # s
 
 
 class EngineStatus:
-    """The state of the engine's server, asked for at most once a second however often it is wanted."""
+    """The status of the engine's server, requested at most once a second."""
 
     def __init__(self, socket: Path) -> None:
         self._socket = socket
@@ -28,11 +28,11 @@ class EngineStatus:
         self._asking = asyncio.Lock()
 
     def forget(self) -> None:
-        """Have the next one who wants it ask again."""
+        """Have the next ``get`` ask again."""
         self._asked = -math.inf
 
     async def get(self) -> dict[str, Any] | None:
-        """Return it; None: the engine does not answer."""
+        """Return the status; None: the engine does not answer."""
         async with self._asking:
             if time.monotonic() - self._asked >= _FRESH:
                 try:
@@ -44,13 +44,13 @@ class EngineStatus:
 
 
 class Histogram:
-    """Times by buckets, as Prometheus counts them."""
+    """A histogram of times, as in Prometheus."""
 
     def __init__(self) -> None:
         self._counts, self._sum = [0] * (len(_BUCKETS) + 1), 0.0
 
     def add(self, seconds: float) -> None:
-        """Count one."""
+        """Count one time."""
         self._counts[bisect_left(_BUCKETS, seconds)] += 1
         self._sum += seconds
 
@@ -65,7 +65,7 @@ class Histogram:
 
 def metrics(counts: Mapping[str, int], refusals: Counter[str], gauges: Mapping[str, float], times: Histogram,
             engine: Mapping[str, Any] | None) -> str:
-    """Return the text of /metrics: counts of the sessions, of refusals by kind, of the engine where it answers."""
+    """Return the text of /metrics: counts of the sessions, of refusals by kind, and of the engine if it answers."""
     lines = ['# TYPE worldmodel_gateway_ticks_total counter']
     tiers = {name.removeprefix('tier_'): n for name, n in counts.items() if name.startswith('tier_')}
     lines += [f'worldmodel_gateway_ticks_total{{tier="{tier}"}} {n}' for tier, n in sorted(tiers.items())]

@@ -1,4 +1,4 @@
-"""TLS, the limits before it, and the log of who did what."""
+"""TLS, the connection limits before it, and the audit log."""
 from __future__ import annotations
 
 import ipaddress
@@ -15,23 +15,23 @@ from typing import Any
 
 from worldmodel_ros.serving.service.quotas import TokenBuckets
 
-_RESET = struct.pack('ii', 1, 0)  # SO_LINGER: nothing is kept of a connection that is refused
-_AT_ONCE = 64                     # connections that are dropped before others have their turn
-_SAVED = 2.0                      # s of connects that may come at once
-_ALL = 10.0                       # times as many connects as of one address, of all together
-_LOG_QUEUE = 10_000               # lines that wait for the disk; what does not fit is dropped
+_RESET = struct.pack('ii', 1, 0)  # SO_LINGER: refused connections are reset and leave no state
+_AT_ONCE = 64                     # connections dropped in a row before the event loop goes on
+_SAVED = 2.0                      # s of connects allowed in one burst
+_ALL = 10.0                       # limit of all addresses together, as a multiple of that of one
+_LOG_QUEUE = 10_000               # lines waiting for the disk; more are dropped
 
 
 def server_context(certificate: Path, key: Path, client_ca: Path | None) -> ssl.SSLContext:
     """
-    Return the settings of TLS 1.3; with ``client_ca``, clients need a certificate that it has signed.
+    Return the context of TLS 1.3; with ``client_ca``, clients need a certificate that it has signed.
 
     Raises OSError, ssl.SSLError for files that cannot be used.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    # No session tickets: they follow the handshake, and a client of websockets' threads then reads one while it writes its
-    # request, which TLS in Python before 3.13 does not take; of 2,400 connections 7 hung for 10 s.
+    # No session tickets: they follow the handshake, so a client of websockets' threads reads one while it writes its request,
+    # which TLS in Python before 3.13 does not support; of 2,400 connections 7 hung for 10 s.
     context.num_tickets = 0
     context.load_cert_chain(certificate, key)
     if client_ca:
@@ -42,12 +42,12 @@ def server_context(certificate: Path, key: Path, client_ca: Path | None) -> ssl.
 
 class LimitedSocket(socket.socket):
     """
-    A listening socket that takes so many connections a second of an address, and drops the others before a byte is read:
-    a TLS handshake costs the server a hundred times what it costs who asks for it.
+    A listening socket that accepts a limited number of connections per second and address, and drops the others before a
+    byte is read: a TLS handshake costs the server a hundred times what it costs the client.
     """
 
     def __init__(self, host: str, port: int, rate: float) -> None:
-        """``rate``: connections a second of one address, 0 for no limit; of all, ten times that."""
+        """``rate``: connections per second of one address, 0 for no limit; of all addresses, ten times that."""
         family, kind, protocol, _, address = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         super().__init__(family, kind, protocol)
@@ -58,7 +58,7 @@ class LimitedSocket(socket.socket):
         self.setblocking(False)
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """As of any socket."""
+        """As ``socket.accept``, within the limits."""
         for _ in range(_AT_ONCE):
             accepted, address = super().accept()
             now = time.monotonic()
@@ -67,11 +67,11 @@ class LimitedSocket(socket.socket):
             self.refused += 1
             accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             accepted.close()
-        raise BlockingIOError  # what is left is accepted in the next turn of the loop
+        raise BlockingIOError  # the rest is accepted in the next turn of the loop
 
 
 def _neighbourhood(address: str) -> str:
-    """One address of IPv4, or the 2^64 of IPv6 that one host can have."""
+    """Return an IPv4 address, or the /64 network of an IPv6 address, which one host can have."""
     if ':' not in address:
         return address
     return str(ipaddress.ip_network((address.partition('%')[0], 64), strict=False))
@@ -79,9 +79,9 @@ def _neighbourhood(address: str) -> str:
 
 class AuditLog:
     """
-    Who connected, was refused, began and ended a session: one JSON object a line, without tokens and payloads.
+    Logs who connected, was refused, began and ended a session: one JSON object per line, without tokens and payloads.
 
-    Written by a thread of its own: the event loop does not wait for a disk.
+    Written by a thread of its own, so that the event loop does not wait for the disk.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -96,14 +96,14 @@ class AuditLog:
         self._listener.start()
 
     def __call__(self, event: str, **facts: Any) -> None:
-        """Note an event."""
+        """Log an event."""
         if self._listener is None:
             return
         line = json.dumps({'time': round(time.time(), 3), 'event': event, **facts})
         try:
             self._queue.put_nowait(logging.makeLogRecord({'msg': line}))
         except queue.Full:
-            pass  # a flood; the counts of /metrics have it
+            pass  # a flood; /metrics counts it
 
     def close(self) -> None:
         """Write what is left."""

@@ -1,4 +1,4 @@
-"""The gateway's loop: takes connections, asks who they are, and hands them to the dialect of their path."""
+"""The gateway's loop: takes connections, authenticates them, and hands them to the dialect of their path."""
 from __future__ import annotations
 
 import asyncio
@@ -35,13 +35,13 @@ from .sessions import Refusal, Session, Sessions
 
 _log = logging.getLogger(__name__)
 _CONNECTIONS = 256     # at most
-_HANDSHAKE = 10.0      # s, for TLS and for the request of a connection
-_PING = 20.0           # s, between two pings
-_SILENT = 60.0         # s without an answer to one, after which the other side has gone
-_SEND = 5.0            # s for a reply to go out, after which the other side does not read
-_EXPIRE = 1.0          # s, between two looks at what is over
-_SAVED = 2.0           # s of messages and bytes that may come at once
-_UNREAD = 2            # messages of a connection that wait here; the rest waits in its own buffers
+_HANDSHAKE = 10.0      # s for TLS and for the request of a connection
+_PING = 20.0           # s between two pings
+_SILENT = 60.0         # s without an answer to a ping after which the other side has gone
+_SEND = 5.0            # s for a reply to be sent, after which the other side does not read
+_EXPIRE = 1.0          # s between two checks for expired sessions and connections
+_SAVED = 2.0           # s of messages and bytes allowed in one burst
+_UNREAD = 2            # messages of a connection that wait here; the rest wait in its own buffers
 _PROTOCOL_ERROR = 1011
 _POLICY = 1008
 
@@ -50,7 +50,7 @@ Dialect = openpi.Dialect | camera.Dialect | node.Dialect | open_world.Dialect | 
 
 @dataclass(frozen=True)
 class Limits:
-    """``message`` [bytes]: the longest one. ``idle`` [s]: a connection from which nothing comes for so long is closed."""
+    """``message`` [bytes]: the longest one. ``idle`` [s]: a connection that is silent for this long is closed."""
 
     message: int = 8 << 20
     idle: float = 300.0
@@ -58,21 +58,21 @@ class Limits:
 
 
 class Client:
-    """One connection, and whose it is."""
+    """One connection, and its account."""
 
     def __init__(self, gateway: Gateway, connection: ServerConnection, account: Account) -> None:
         self.gateway, self.connection, self.account = gateway, connection, account
         self.address = (connection.remote_address or ('?',))[0]
         self.dialect: Dialect = connection.dialect
-        self.extensions: Any = None  # of the dialect, as the client has asked for them
+        self.extensions: Any = None  # of the dialect, as requested by the client
         self.given_up = False        # it was silent, or did not read
         self._silent_since = math.inf    # steady time [s]; infinite: no message is waited for
-        self._sending: list[float] = []  # since when messages are on their way out
+        self._sending: list[float] = []  # since when each outgoing message is being sent
 
     async def receive(self) -> bytes | str:
         """
-        Return the next message that may be looked at. Those that come too fast are refused unread, and what follows them waits
-        in the sender's own buffers.
+        Return the next message within the account's limits. Those that come too fast are refused unread, and the following ones
+        wait in the sender's own buffers.
 
         Raises ConnectionClosed.
         """
@@ -84,7 +84,7 @@ class Client:
             if not wait:
                 return message
             await self.refuse(Refusal('rate', f'{self.account.name} sends too much: again in {wait:.2f} s'))
-            async with self.gateway.slowed(self.account):  # all its connections together are read no faster
+            async with self.gateway.slowed(self.account):  # the limit holds for all its connections together
                 await asyncio.sleep(wait)
 
     async def send(self, message: bytes | str) -> None:
@@ -97,28 +97,28 @@ class Client:
             self._sending.remove(begun)
 
     def look(self, now: float) -> None:
-        """Give the connection up if nothing has come over it, or goes out, for too long. Called each second, in place of a
-        timeout for each message, which costs a task and two turns of the loop."""
+        """Abort the connection if nothing has been received, or a message could not be sent, for too long. Called every second,
+        in place of a timeout for each message, which costs a task and two turns of the loop."""
         if now - min(self._sending, default=now) > _SEND or now - self._silent_since > self.gateway.limits.idle:
             self.given_up = True
             self.connection.transport.abort()
 
     async def refuse(self, refusal: Refusal) -> None:
-        """Say that something is not done."""
+        """Count a refusal, and send it to the client."""
         self.gateway.refused(refusal.kind)
         await self.send(self.dialect.refusal(refusal))
 
 
 class Gateway:
-    """Serves until it is told to stop. Belongs to one event loop, and never blocks it."""
+    """Serves until it is told to stop, in one event loop, which it never blocks."""
 
     def __init__(self, socket: Path, listening: LimitedSocket, contract: Contract = Contract(),
                  accounts: Accounts | None = None, limits: Limits = Limits(), tls: ssl.SSLContext | None = None,
                  origins: tuple[str, ...] = (), audit: AuditLog | None = None, world: Path | None = None,
                  store: SlabStore | None = None) -> None:
-        """``socket``: the engine's. Without ``accounts`` no client is asked who it is. ``origins``: of browsers' pages.
+        """``socket``: the engine's. Without ``accounts``, clients are not authenticated. ``origins``: of browsers' pages.
         ``world``: socket of the server of an open world model, which answers the camera dialect in the engine's place.
-        ``store``: of sessions, which this host keeps for those of its fleet."""
+        ``store``: of sessions, kept by this host for its fleet."""
         self.limits, self.contract = limits, contract
         self._socket, self._listening, self._tls, self._origins = socket, listening, tls, origins
         self._accounts, self._store = accounts, store
@@ -140,7 +140,7 @@ class Gateway:
     async def run(self, stop: asyncio.Event, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until ``stop`` is set; ``ready`` is called when clients can connect."""
         quiet = logging.getLogger('worldmodel_ros.gateway.websockets')
-        quiet.setLevel(logging.CRITICAL)  # it has a traceback for each connection that is no WebSocket
+        quiet.setLevel(logging.CRITICAL)  # it logs a traceback for each connection that is not a WebSocket
         async with serve(
                 self._serve, sock=self._listening, ssl=self._tls, origins=[None, *self._origins], compression=None,
                 process_request=self._process, open_timeout=_HANDSHAKE, ping_interval=_PING, ping_timeout=_SILENT,
@@ -154,28 +154,28 @@ class Gateway:
                 self.sessions.close()
 
     def wait(self, account: Account, size: int) -> float:
-        """Return 0 where an account may send a message of so many bytes, else in how many s it may."""
+        """Return 0 if an account may send a message of ``size`` bytes, otherwise in how many s it may."""
         buckets = self._messages.setdefault(account.name, (
             TokenBuckets(account.messages, _SAVED), TokenBuckets(account.megabytes, _SAVED)))
         now = time.monotonic()
         wait = buckets[0].take(account.name, now)
-        for _ in range(-(-size // 1_000_000)):  # one token a megabyte, begun ones too
+        for _ in range(-(-size // 1_000_000)):  # one token per megabyte, rounded up
             wait = max(wait, buckets[1].take(account.name, now))
         return wait
 
     def slowed(self, account: Account) -> asyncio.Lock:
-        """Return what an account's connections hold while one of them waits, as it has sent too much."""
+        """Return the lock that an account's connections hold while they wait after sending too much."""
         return self._slowed.setdefault(account.name, asyncio.Lock())
 
     def refused(self, kind: str) -> None:
         """Count a refusal."""
         self._refusals[kind] += 1
         if kind == 'engine':
-            self._about = None  # what comes back may be another one
+            self._about = None  # another model may come back
             self._status.forget()
 
     def replace_accounts(self, accounts: Accounts) -> None:
-        """Take other accounts; connections of those that are not among them are closed."""
+        """Replace the accounts; connections of accounts that are not among them are closed."""
         self._accounts = accounts
         for connection, client in list(self._clients.items()):
             if client.account not in accounts:
@@ -207,7 +207,7 @@ class Gateway:
             self.refused('connections')
             return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, f'{_CONNECTIONS} connections are open\n')
         try:
-            if path != peers.PATH:  # the store is there without an engine, too
+            if path != peers.PATH:  # the store does not need an engine
                 await self._answered_by(self._dialects[path])
         except EngineAway as error:
             self.refused('engine')
@@ -225,7 +225,7 @@ class Gateway:
                                    certificate_name(secured.getpeercert() if secured else None))
 
     async def about(self) -> tuple[Preset, str]:
-        """Return the engine's model and what runs it; takes no place for a session. Raises EngineAway."""
+        """Return the engine's model and back end, without opening a session. Raises EngineAway."""
         if self._about is None:
             status = await self._status.get()
             if status is None:
@@ -239,7 +239,7 @@ class Gateway:
         return self._about
 
     async def _answered_by(self, dialect: Dialect) -> tuple[Any, str]:
-        """The model that answers in a dialect, and what runs it. Raises EngineAway."""
+        """Return the model that answers in a dialect, and its back end. Raises EngineAway."""
         if not isinstance(dialect, open_world.Dialect):
             return await self.about()
         about = await dialect.about()
@@ -313,7 +313,7 @@ class Gateway:
             reason = f'malformed: {error}'
             self.refused('malformed')
             await self._end(client, f'fatal: malformed message: {error}')
-        except Exception as error:  # the others go on
+        except Exception as error:  # other connections continue
             reason = f'{type(error).__name__}'
             _log.exception('a connection of %s failed', client.account.name)
             await self._end(client, 'fatal: an error of the gateway: see its log')
@@ -329,7 +329,7 @@ class Gateway:
             pass
 
     async def _end(self, client: Client, text: str) -> None:
-        """Say why, and close: as openpi's server does, a text and then 1011."""
+        """Send the reason and close, as openpi's server does: a text and then 1011."""
         try:
             await client.send(text)
             await client.connection.close(_PROTOCOL_ERROR, text.partition(':')[0])
@@ -366,7 +366,7 @@ class Gateway:
                 self.sessions.release(session, client)
 
     def _claim(self, client: Client, name: str, before: Session | None) -> Session:
-        """The session of a name, instead of the one before. Raises Refusal."""
+        """Return the session of a name, in place of the one before. Raises Refusal."""
         if before is not None and before.holder is not client and (not name or name == before.name):
             raise Refusal('session', f'{before.name} goes on over a newer connection')
         session = self.sessions.claim(client.account, name, client.dialect.name, client)

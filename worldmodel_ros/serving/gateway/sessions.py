@@ -1,5 +1,5 @@
 """
-Sessions of clients. They outlast connections: a client that comes back goes on where it was, and no step is done twice.
+Sessions of clients. They outlive connections: a client that comes back continues where it was, and no step is done twice.
 """
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from worldmodel_ros.serving.worlds.link import WorldLink
 
 _NAME = re.compile(r'[\w.:@/-]{1,128}', re.ASCII)
-_REPLIES = 8       # that are kept for a client which asks again
-_TIMES = 512       # ticks that the median and the 99th percentile are of
-_SAVED = 4.0       # s of openings that may come at once
-_RETRY = 0.5       # s, between two attempts to reach an engine that is away
-_STAY = 15.0       # s, between two signs of life of a world in which no client moves
+_REPLIES = 8       # kept for clients that repeat a request
+_TIMES = 512       # ticks for the median and the 99th percentile
+_SAVED = 4.0       # s of openings allowed in one burst
+_RETRY = 0.5       # s between two attempts to reach an engine that is away
+_STAY = 15.0       # s between two keep-alives of a world in which no client moves
 
 
 class Refusal(Exception):
-    """Something is not done, and the connection stays. ``kind`` is one word, to be counted; the text says why."""
+    """A refused request; the connection stays open. ``kind`` is one word, for the counts; the text says why."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(f'refused: {kind}: {text}')
@@ -47,8 +47,8 @@ class Refusal(Exception):
 @dataclass(frozen=True)
 class Note:
     """
-    What the engine keeps with a session for a gateway that knows nothing of it: the newest step, when its observation came and
-    its answer was due [s, steady], with how many committed actions its plan begins; and ``facts`` of the dialect.
+    What the engine keeps with a session for a gateway that does not know it: the newest step, when its observation came and
+    its answer was due [s, steady], the number of committed actions at the start of its plan; and ``facts`` of the dialect.
     """
 
     episode: int
@@ -60,12 +60,12 @@ class Note:
 
     @property
     def text(self) -> str:
-        """As JSON."""
+        """The note as JSON."""
         return json.dumps(vars(self))
 
     @classmethod
     def of(cls, text: str) -> Note | None:
-        """Return the one of a text; None: there is none, or of another release."""
+        """Return the note in a text; None: there is none, or it is of another release."""
         try:
             return cls(**json.loads(text))
         except (ValueError, TypeError):
@@ -73,36 +73,36 @@ class Note:
 
 
 class Session:
-    """One client's session, of whichever dialect. Everything of it belongs to the event loop's thread."""
+    """One client's session, of any dialect. Used by the event loop's thread only."""
 
     def __init__(self, account: Account, name: str, dialect: str, socket: Path, kept: bool, linger: float = 0.0) -> None:
-        """``kept``: whether it outlasts its connection; and this process by ``linger`` s, in the engine."""
+        """``kept``: whether it outlives its connection, and this process by ``linger`` s, in the engine."""
         self.account, self.name, self.dialect, self.kept = account, name, dialect, kept
         self.lock = asyncio.Lock()        # one request at a time
-        self.holder: object | None = None  # the connection that it belongs to at present
-        self.left = time.monotonic()      # since when it belongs to none
-        self.episode = 1                  # rises whenever the session begins from nothing
+        self.holder: object | None = None  # its present connection
+        self.left = time.monotonic()      # since when it has none
+        self.episode = 1                  # increases whenever the session begins from nothing
         self.step: int | None = None      # newest one that was done
         self.counts: Counter[str] = Counter()
         self.seconds: deque[float] = deque(maxlen=_TIMES)
-        self.label = name                 # for the engine, which serves fairly by it
-        self.known_as, self.generation = '', 0  # on the engine, where a robot of its fleet says so,
-        self.mobile = False                     # and can connect to another host
-        self.world: Any = None  # what a dialect keeps of what was seen; goes when that is forgotten
-        self.newest: np.ndarray | None = None  # predicted frames, uint8 (T, H, W, 3), and how many there were
+        self.label = name                 # for the engine's fair shares
+        self.known_as, self.generation = '', 0  # on the engine, if a robot of its fleet names it,
+        self.mobile = False                     # and whether that can connect to another host
+        self.world: Any = None  # a dialect's state of what was seen; dropped when that is forgotten
+        self.newest: np.ndarray | None = None  # predicted frames, uint8 (T, H, W, 3), and how often there were new ones
         self.pictures = 0
         self.recovered: tuple[Note, Answer | None] | None = None  # of the step before this process; for the dialect
-        self.link: WorldLink | None = None  # its world, where an open world model answers
+        self.link: WorldLink | None = None  # its world, if an open world model answers
         self._socket, self._linger = socket, linger
         self._engine: EngineSession | None = None
         self._retry = self._stayed = 0.0
         self._number = 0
         self._replies: OrderedDict[int, bytes | str] = OrderedDict()
-        self._plan: tuple[np.ndarray, float] | None = None  # the newest one, and when its observation came
+        self._plan: tuple[np.ndarray, float] | None = None  # the newest plan, and when its observation came
 
     async def engine(self) -> EngineSession:
-        """Return the session's engine, connected again where it was lost. Raises Refusal; SentOn, where that is another host's,
-        for a robot that is ``mobile``."""
+        """Return the session's engine, reconnected if it was lost. Raises Refusal; for a ``mobile`` robot, SentOn if the engine
+        is on another host."""
         if self._engine and not self._engine.gone:
             return self._engine
         now = time.monotonic()
@@ -122,7 +122,7 @@ class Session:
                 await self._recover(engine.resumed)
         except EngineAway as error:
             if moved:
-                self._engine.moved = None  # next time by way of where it was asked first
+                self._engine.moved = None  # next time, ask at the original socket again
             self._retry = time.monotonic() + _RETRY
             raise Refusal('engine', str(error)) from error
         self._engine = engine
@@ -131,11 +131,11 @@ class Session:
 
     @property
     def spec(self) -> Preset | None:
-        """The model's preset; None before the engine was reached."""
+        """The model's preset; None until the engine was reached."""
         return self._engine.spec if self._engine else None
 
     def stored(self, step: int | None) -> bytes | str | None:
-        """Return the reply to a step that was done already; None: it was not. Raises Refusal for one that is over."""
+        """Return the reply to a step that was done already; None: it was not. Raises Refusal for an old step without one."""
         if step is None:
             return None
         if step in self._replies:
@@ -158,12 +158,12 @@ class Session:
                    delay: int = 0, count: int | None = None, step: int | None = None
                    ) -> tuple[messages.Planned, float, int]:
         """
-        Have a frame of the model's size, uint8 (H, W, 3), answered by ``due``, steady time in s, by a plan.
+        Have a frame of the model's size, uint8 (H, W, 3), answered with a plan by ``due``, steady time in s.
 
-        ``executed`` (A,): mean action since the previous frame; None: the last plan's, which is the best guess. ``delay``: so
-        many of the last plan's actions will be executed before the answer can take over; ``count`` of it were already
-        (None: as many as fit into the time that has passed). ``step``: as the client counts. Returns the plan, the seconds
-        that the engine took, and with how many committed actions the plan begins. Raises Refusal.
+        ``executed`` (A,): mean action since the previous frame; None: the last plan's, which is the best guess. ``delay``:
+        how many of the last plan's actions will be executed before the answer can take over; ``count``: how many were already
+        (None: as many as fit into the time that has passed). ``step``: as counted by the client. Return the plan, the seconds
+        that the engine took, and the number of committed actions at the start of the plan. Raises Refusal.
         """
         engine = await self.engine()
         done, committed = self._committed(delay, count, arrival, engine.spec)
@@ -179,7 +179,7 @@ class Session:
             except EngineAway as error:
                 if not engine.moved:
                     raise self._refused('engine', str(error)) from error
-                engine = await self.engine()  # what was not answered is sent again to where the session is now
+                engine = await self.engine()  # send it again to where the session is now
             else:
                 break
         took = time.monotonic() - asked
@@ -198,7 +198,7 @@ class Session:
         return answer, took, len(committed)
 
     def count(self, answer: Answer, due: float, arrival: float) -> None:
-        """Count what became of an observation that arrived at a steady time [s]."""
+        """Count the answer to an observation that arrived at a steady time [s]."""
         now = time.monotonic()
         self.counts['ticks'] += 1
         if not isinstance(answer, messages.Planned):
@@ -210,8 +210,8 @@ class Session:
 
     async def imagine(self, actions: np.ndarray, patience: float, keep: bool, onward: bool) -> np.ndarray:
         """
-        Return the frames, uint8 (T, H, W, 3), that come of actions (T, A), as ``EngineSession.imagine``. Where the engine takes
-        questions more slowly, it is asked again, for ``patience`` s. Raises Refusal.
+        Return the frames, uint8 (T, H, W, 3), imagined for actions (T, A), as ``EngineSession.imagine``. If the engine limits
+        the rate of questions, it is asked again, for ``patience`` s. Raises Refusal.
         """
         begun, end = time.monotonic(), time.monotonic() + patience
         while True:
@@ -230,21 +230,21 @@ class Session:
                 return frames
 
     def stay(self) -> None:
-        """Keep the session on the engine while nothing is asked of it."""
+        """Keep the session alive on the engine while there are no requests."""
         now = time.monotonic()
         if self.world is not None and self._engine and now - self._stayed > _STAY:
             self._stayed = now
             self._engine.stay()
 
     def begin_anew(self) -> None:
-        """Forget what was seen: the next frame begins an episode."""
+        """Forget all frames: the next one begins an episode."""
         self.episode += 1
         self.step, self._plan, self.world = None, None, None
         self._replies.clear()
         self.note()
 
     def status(self) -> dict[str, Any]:
-        """Return what /v1/sessions tells of it."""
+        """Return the session's part of /v1/sessions."""
         times = np.array(self.seconds or [np.nan]) * 1e3
         median, slow = (None if np.isnan(each) else round(float(each), 2) for each in np.quantile(times, (0.5, 0.99)))
         return {'session_id': self.name, 'dialect': self.dialect, 'connected': self.holder is not None,
@@ -252,35 +252,35 @@ class Session:
                 **self.counts}
 
     def note(self, **facts: Any) -> None:
-        """Have the engine keep where the session is, and JSON values of its dialect, for who goes on in it."""
+        """Have the engine keep the session's position, and JSON values of its dialect, for a gateway that continues it."""
         if self._engine:
             self._engine.note(Note(self.episode, self.step, facts=facts).text)
 
     def close(self, for_good: bool) -> None:
-        """Leave it on the engine, where it waits for the next gateway; or end it there, too."""
+        """Leave the session on the engine, where it waits for the next gateway; or end it there, too."""
         for each in filter(None, (self._engine, self.link)):
             each.end() if for_good else each.close()
 
     @property
     def key(self) -> str:
-        """Its name on the engine, which no other account or dialect can have."""
+        """Its name on the engine, unique to its account and dialect."""
         named = json.dumps([self.account.name, self.dialect, self.name])
         return 'gateway-' + hashlib.sha256(named.encode()).hexdigest()[:48]
 
     async def _recover(self, resumed: Resumed) -> None:
-        """Go on in what another gateway, or a lost connection, has left on the engine."""
+        """Continue the session that another gateway, or a lost connection, has left on the engine."""
         self._number = resumed.number
         note = Note.of(resumed.note)
         if note is None:
             self.begin_anew()
         if note is None or note.episode < self.episode or (note.step is not None and note.step == self.step):
-            return  # nothing that is not known here
+            return  # nothing new
         answer = None
         if resumed.answer:
             try:
                 answer = await asyncio.wait_for(resumed.answer, max(0.0, note.due - time.monotonic()) + _RETRY)
             except (asyncio.TimeoutError, TimeoutError):
-                pass  # it goes on without
+                pass  # continue without it
         self.episode, self.step = note.episode, note.step
         if isinstance(answer, messages.Planned):
             self._plan = answer.plan, note.arrival
@@ -295,7 +295,7 @@ class Session:
         return Refusal(kind, text)
 
     def _committed(self, delay: int, count: int | None, arrival: float, spec: Preset) -> tuple[np.ndarray, np.ndarray]:
-        """Rows of the last plan that were executed since, and those that will be until the answer takes over."""
+        """Return the rows of the last plan that were executed since, and those that will be until the answer takes over."""
         if self._plan is None:
             return (np.zeros((0, spec.actions), np.float32),) * 2
         plan, at = self._plan
@@ -308,7 +308,7 @@ class Session:
         self.show(frames)
 
     def show(self, frames: np.ndarray) -> None:
-        """Note the newest predicted frames, uint8 (T, H, W, 3)."""
+        """Set the newest predicted frames, uint8 (T, H, W, 3)."""
         self.newest = frames
         self.pictures += 1
 
@@ -317,7 +317,7 @@ class Sessions:
     """All sessions, by account and name: no name reaches a session of another account."""
 
     def __init__(self, socket: Path, linger: float, say: Callable[..., None]) -> None:
-        """``linger`` [s]: for so long a session without a connection is kept. ``say(event, **facts)``: is told of each."""
+        """``linger`` [s]: how long a session without a connection is kept. ``say(event, **facts)``: called for each event."""
         self._socket, self._linger, self._say = socket, linger, say
         self._sessions: dict[tuple[str, str], Session] = {}
         self._ended: Counter[str] = Counter()
@@ -326,9 +326,9 @@ class Sessions:
 
     def claim(self, account: Account, name: str, dialect: str, holder: object) -> Session:
         """
-        Return the session of a name for a connection, new or as it was left; empty: one for this connection alone.
+        Return the session of a name for a connection, new or as it was left; empty: one for this connection only.
 
-        It is taken from a connection that has it: that one is mostly dead, and not known to be. Raises Refusal.
+        It is taken from another connection that has it, which is mostly dead without being noticed. Raises Refusal.
         """
         kept = bool(name)
         if kept and not _NAME.fullmatch(name):
@@ -341,14 +341,14 @@ class Sessions:
         if session is None:
             taken = sum(owner == account.name for owner, _ in self._sessions)
             if taken >= account.sessions:
-                # Who has connections only, and comes back under another name, is not shut out by what it left.
+                # A client that comes back under another name is not locked out by the sessions that it left.
                 free = [(each.left, k) for k, each in self._sessions.items() if k[0] == account.name and not each.holder]
                 if not free:
                     raise Refusal('sessions', f'{taken} sessions are open, which is the limit of {account.name}')
                 self._end(min(free)[1], 'replaced')
             opened = self._opened.setdefault(account.name, TokenBuckets(account.openings, _SAVED))
             wait = opened.take(account.name, time.monotonic())
-            if wait:  # the engine takes few of a process, and those of other accounts come over the same one
+            if wait:  # the engine limits openings per process, which all accounts share here
                 raise Refusal('sessions', f'{account.name} opens sessions too often: again in {wait:.2f} s')
             session = self._sessions[key] = Session(account, name, dialect, self._socket, kept, self._linger)
             self._say('session_begins', account=account.name, session=name, dialect=dialect)
@@ -363,7 +363,7 @@ class Sessions:
             return
         session.holder, session.left = None, time.monotonic()
         if session.link:
-            session.link.close()  # its world waits at its server, where it makes room for others
+            session.link.close()  # its world waits at its server, where it can make room for others
         key = session.account.name, session.name
         if not session.kept and self._sessions.get(key) is session:  # it may have ended before, with the gateway
             self._end(key, 'its connection has ended')
@@ -385,11 +385,11 @@ class Sessions:
         return list(self._sessions.values())
 
     def counts(self) -> Counter[str]:
-        """Return what was counted in all sessions, those that have ended too."""
+        """Return the counts of all sessions, including those that have ended."""
         return sum((session.counts for session in self._sessions.values()), Counter(self._ended))
 
     def close(self) -> None:
-        """Leave all; those with a name wait in the engine for the next gateway."""
+        """Leave all sessions; those with a name wait in the engine for the next gateway."""
         for key in list(self._sessions):
             self._end(key, 'the gateway ends', for_good=False)
 
