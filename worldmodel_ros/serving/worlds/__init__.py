@@ -1,6 +1,6 @@
 """
-An open world model as a server: worlds that outlast the gateways through which clients walk in them.
+An open world model as a server: worlds outlive the gateways through which clients walk in them.
 
-The model itself is in ``engine.open_world``, the dialect of its clients in ``serving.gateway``, robots' engine in
+The model itself is in ``engine.open_world``, the dialect of its clients in ``serving.gateway``, the server for robots in
 ``serving.server``.
 """

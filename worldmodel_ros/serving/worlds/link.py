@@ -1,4 +1,4 @@
-"""A world on the server of an open world model, for asyncio; and what such a server tells of its model."""
+"""A world on the server of an open world model, for asyncio; and the description of such a server's model."""
 from __future__ import annotations
 
 import asyncio
@@ -24,8 +24,8 @@ _PATIENCE = 600.0  # s for an answer: the largest models take seconds a chunk, a
 
 @dataclass(frozen=True)
 class WorldAbout:
-    """A model with images of ``image_size`` (H, W), one each ``step_period`` s, ``frame_images`` of them a latent frame and
-    ``chunk_frames`` a chunk, but for the first one."""
+    """A model with images of ``image_size`` (H, W), one every ``step_period`` s, ``frame_images`` of them per latent frame and
+    ``chunk_frames`` per chunk, except for the first one."""
 
     name: str
     backend: str
@@ -36,13 +36,13 @@ class WorldAbout:
 
     @classmethod
     def of(cls, world: OpenWorld) -> WorldAbout:
-        """Of a loaded model."""
+        """Return the description of a loaded model."""
         return cls(world.spec.name, world.backend, tuple(world.spec.image_size), world.spec.step_period, world.frame_images,
                    world.spec.chunk_frames)
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> WorldAbout:
-        """From what ``dataclasses.asdict`` has made, by way of JSON. Raises Unavailable."""
+        """Return the description in the JSON values of ``dataclasses.asdict``. Raises Unavailable."""
         try:
             height, width = values['image_size']
             return cls(**{**values, 'image_size': (int(height), int(width))})
@@ -51,7 +51,7 @@ class WorldAbout:
 
 
 class WorldRefused(RuntimeError):
-    """A request that is not carried out; the text says why. ``kind``: one word."""
+    """A refused request; the text says why. ``kind``: one word."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
@@ -59,13 +59,13 @@ class WorldRefused(RuntimeError):
 
 
 class WorldLink:
-    """One world, by its name on the server. Everything of it belongs to the event loop's thread."""
+    """One world, by its name on the server. Used by the event loop's thread only."""
 
     def __init__(self, connection: Connection, welcome: messages.WorldWelcome) -> None:
-        self.begun = welcome.begun  # there is a world to go on in
-        self.note = welcome.note    # of who began it
+        self.begun = welcome.begun  # there is a world to continue
+        self.note = welcome.note    # of the walk that began it
         self.about = WorldAbout.read(json.loads(welcome.about))
-        self.gone = ''              # why it is of no use any more
+        self.gone = ''              # why it is no longer of use
         self._connection = connection
         self._loop = asyncio.get_running_loop()
         self._asked = 0
@@ -74,8 +74,8 @@ class WorldLink:
 
     @classmethod
     async def open(cls, path: Path, session: str, linger: float) -> WorldLink:
-        """Open a world, or go on in it, by a name at a server's socket. It waits there for ``linger`` s when the connection
-        is lost. Raises Unavailable."""
+        """Open a world, or continue it, by a name at a server's socket. It waits there for ``linger`` s when the connection is
+        lost. Raises Unavailable."""
         return cls(*await asyncio.to_thread(say, path, messages.WorldHello(session, linger), messages.WorldWelcome))
 
     async def walk(self, event: str, image: np.ndarray | None, poses: np.ndarray, intrinsics: np.ndarray, note: str = ''
@@ -107,13 +107,13 @@ class WorldLink:
         self.begun = False
 
     def end(self) -> None:
-        """End the world for good: it does not wait for anybody."""
+        """End the world for good, without lingering."""
         if not self.gone:
             self._send(messages.Goodbye())
         self.close()
 
     def close(self, reason: str = 'closed') -> None:
-        """Leave the world; what is not answered raises Unavailable."""
+        """Leave the world; open requests raise Unavailable."""
         if self.gone:
             return
         self.gone = reason
@@ -138,7 +138,7 @@ class WorldLink:
             overdue.cancel()
             self._waiting.pop(message.number, None)
         if answer.refusal:
-            self.begun = self.begun and answer.kind != 'model'  # after which the world is no more
+            self.begun = self.begun and answer.kind != 'model'  # that refusal ends the world
             raise WorldRefused(answer.kind, answer.refusal)
         return answer, frames
 

@@ -1,4 +1,4 @@
-"""The server of an open world model as a process: loads the model, serves until a signal comes, ends in good order."""
+"""The server of an open world model as a process: loads the model, serves until a signal comes, and shuts down cleanly."""
 from __future__ import annotations
 
 import asyncio
@@ -30,7 +30,7 @@ def serve_world(path: Path, model: str, backend: str = 'auto', threads: int = 1,
     Serve the open world model in a folder at a socket until SIGINT or SIGTERM; return the exit code. ``worlds``: at a time;
     ``gpus``, ``parallel``: see ``engine.loading.load``; ``deadline``: see ``turns.Turns``.
 
-    Raises AddressError, ModelError for what cannot be served.
+    Raises AddressError or ModelError if it cannot serve.
     """
     logging.basicConfig(handlers=[log_handler(sys.stderr)])
     logging.getLogger('worldmodel_ros').setLevel(logging.INFO)
@@ -51,7 +51,7 @@ async def _serve(listening: ListeningSocket, worlds: int, load: Callable[[], Ope
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    # Loaded in the thread that runs it: how many threads an operation has is a setting of the thread that calls it.
+    # Loaded in the thread that runs it: the number of threads of an operation is a setting of the calling thread.
     networks, world = ThreadPoolExecutor(1, 'open world'), None
     try:
         world = await loop.run_in_executor(networks, load)

@@ -1,8 +1,8 @@
 """
 Serves one open world model at a socket: a world for each name, which waits for its gateway when that is lost.
 
-Networks run in one thread, in which worlds take turns by the scheduler (``turns``); all else belongs to an event loop. A
-request is carried out to its end even if no client waits for it any more: who asks again, by its event, gets the frames.
+Networks run in one thread, in which worlds take turns by the scheduler (``turns``); all else runs in an event loop. A request
+is completed even if no client waits for it any more: a client that repeats it, by its event, gets the frames.
 """
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _log = logging.getLogger(__name__)
 _CONNECTIONS = 256      # at most
 _WAITING = 4            # requests of one connection
 _MOST_POSES = 1024      # of one request
-_HELLO = 5.0            # s, in which a connection says what it is for
-_LONGEST_LINGER = 600.0  # s, for which a world may wait
-_LOOK = 1.0             # s, between two looks at what is over
-_KEPT = 64 << 20        # bytes of the newest frames of a world that are kept for who asks again
+_HELLO = 5.0            # s in which a connection must send its first message
+_LONGEST_LINGER = 600.0  # s that a world may wait
+_LOOK = 1.0             # s between two checks for expired worlds and connections
+_KEPT = 64 << 20        # bytes, at most, of a world's newest frames that are kept to be repeated
 
 
 class _Refused(Exception):
-    """A request that is not carried out. ``kind``: one word."""
+    """A refused request. ``kind``: one word."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
@@ -51,7 +51,7 @@ class _Refused(Exception):
 
 @dataclass(eq=False)
 class _Place:
-    """A name, its world if it has one, and who walks in it."""
+    """A name, its world if it has one, and the connection that walks in it."""
 
     session: str
     linger: float = 0.0
@@ -59,8 +59,8 @@ class _Place:
     walk: Walk | None = None
     holder: _Peer | None = None
     left: float = 0.0  # since when there is no holder, steady time in s
-    note: str = ''     # of who began the world
-    event: str = ''    # the newest one, and its answer; frames: None where they are too many
+    note: str = ''     # of the walk that began the world
+    event: str = ''    # the newest one, and its answer; frames: None if they are too large
     answer: tuple[messages.Walked, np.ndarray | None] | None = None
 
 
@@ -68,16 +68,16 @@ class _Place:
 class _Peer:
     connection: Connection
     since: float
-    place: _Place | None = None  # None: it has not said hello
+    place: _Place | None = None  # None before its WorldHello
     waiting: int = 0             # requests
 
 
 class WorldServer:
-    """Runs in the loop of ``run``."""
+    """The server; runs in the event loop of ``run``."""
 
     def __init__(self, world: OpenWorld, listening: ListeningSocket, networks: ThreadPoolExecutor,
                  deadline: float = 0.0) -> None:
-        """``networks``: one thread, that in which the model was loaded. None of them is closed here. ``deadline``: see
+        """``networks``: one thread, the one in which the model was loaded. No argument is closed here. ``deadline``: see
         ``turns.Turns``."""
         self._world, self._listening, self._networks = world, listening, networks
         self.about, self._turns = WorldAbout.of(world), Turns(world, networks, deadline)
@@ -88,7 +88,7 @@ class WorldServer:
         self._counts = {'worlds': 0, 'frames': 0, 'repeated': 0, 'refused': 0, 'failed': 0}
 
     async def run(self, stop: asyncio.Event, ready: Callable[[], None] = lambda: None) -> None:
-        """Measure the model, and serve until ``stop`` is set; a pass that is being made is awaited."""
+        """Measure the model, and serve until ``stop`` is set; wait for a pass in progress."""
         self._loop = asyncio.get_running_loop()
         await self._turns.calibrate()
         self._loop.add_reader(self._listening.fileno(), self._accept)
@@ -179,12 +179,12 @@ class WorldServer:
         if not hello.session:
             raise MessageError('a world has a name')
         place = self._places.setdefault(hello.session, _Place(hello.session))
-        if place.holder is not None:  # whose end is not known yet
+        if place.holder is not None:  # its loss was not noticed yet
             before = place.holder.connection
             self._reject(before, 'its world goes on over a newer connection')
             self._drop(before)
         place.holder, peer.place = peer, place
-        place.linger = min(max(0.0, hello.linger), _LONGEST_LINGER)  # what is no number is 0
+        place.linger = min(max(0.0, hello.linger), _LONGEST_LINGER)  # NaN counts as 0
         peer.connection.send(messages.WorldWelcome(place.walk is not None, place.note, json.dumps(asdict(self.about))))
 
     def _reject(self, connection: Connection, reason: str) -> None:
@@ -233,7 +233,7 @@ class WorldServer:
                 await self._forget(place)
                 self._counts['failed'] += 1
                 reply = messages.Walked(message.number, kind='model', refusal=f'no memory is left to imagine in: {error}')
-            except Exception as error:  # the others go on
+            except Exception as error:  # other worlds continue
                 end_if_lost(error)
                 _log.exception('a world failed')
                 await self._forget(place)
@@ -246,7 +246,7 @@ class WorldServer:
     async def _walk(self, place: _Place, message: messages.Walk, image: np.ndarray | None, arrival: float
                     ) -> tuple[messages.Walked, np.ndarray]:
         begun, path, shown = time.monotonic(), message.poses, []
-        # Its images are played from when they were asked for, or from when the first of them must be there.
+        # Images are played from the time of the request, or from when the first of them must be there.
         due = arrival + self._turns.deadline
         if image is not None:
             await self._begin(place, image, path[0])
@@ -280,7 +280,7 @@ class WorldServer:
                 break
             except OutOfPages as error:
                 free = [each for each in self._places.values() if each.walk and each.holder is None and not each.lock.locked()]
-                if not free:  # none was left
+                if not free:  # no world is without a client
                     raise _Refused('sessions', 'all worlds that there is memory for are taken: try again later') from error
                 await self._end(min(free, key=lambda each: each.left))
         place.walk = Walk(session, self.about.frame_images)
@@ -302,7 +302,7 @@ class WorldServer:
 
     async def _leave(self, place: _Place) -> None:
         async with place.lock:
-            if place.holder is None:  # no other has come
+            if place.holder is None:  # no other connection has come
                 await self._end(place)
 
     async def _end(self, place: _Place) -> None:
@@ -334,7 +334,7 @@ class WorldServer:
 
 
 def _check(walk: messages.Walk) -> None:
-    """Raise MessageError for what is no walk."""
+    """Raise MessageError for an invalid walk."""
     poses, rows = walk.poses, walk.intrinsics
     if poses.ndim != 3 or poses.shape[1:] != (4, 4) or not 0 < len(poses) <= _MOST_POSES or rows.shape != (len(poses), 4) \
             or not np.isfinite(poses).all() or not np.isfinite(rows).all():

@@ -1,7 +1,7 @@
-"""Whose chunk the device works on: earliest deadline first, in passes, by the scheduler that serves robots.
+"""Schedules the chunks of worlds on the device: earliest deadline first, pass by pass, with the scheduler that serves robots.
 
-A chunk fills a device by itself, so that batches are of one pass. Between two passes of a chunk those of another world may
-come, whose images are needed sooner.
+A chunk fills a device by itself, so a batch is one pass. Between two passes of a chunk, passes of another world may run whose
+images are needed sooner.
 """
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from .walk import WalkChunk
 if TYPE_CHECKING:
     from worldmodel_ros.engine.open_world.world import OpenWorld
 
-_RUNS = 2  # of a chunk over a full window, whose times are kept
+_RUNS = 2  # recorded runs of a chunk over a full window
 
 
 class Late(Exception):
-    """A chunk that would not be there in time, in whatever quality; the text says by how much."""
+    """A chunk that would be late at any quality; the text says by how much."""
 
 
 class Turns:
-    """Runs the chunks of all worlds of one model. All methods belong to the event loop, but what they run, to ``networks``."""
+    """Runs the chunks of all worlds of one model. Call the methods from the event loop; the networks run in ``networks``."""
 
     def __init__(self, world: OpenWorld, networks: ThreadPoolExecutor, deadline: float = 0.0) -> None:
         """
-        ``deadline``: s, in which the first chunk of a request must be there; what would be late has half of the steps, or is
-        refused. 0: nothing is, and the order alone follows from when images are needed.
+        ``deadline`` [s]: by when the first chunk of a request must be there; one that would be late gets half of the steps, or
+        is refused. 0: none is refused, and only the order depends on when images are needed.
         """
         self._world, self._networks, self.deadline = world, networks, deadline
         steps = len(world.preset.schedule.steps)
         self._steps = {Tier.TWO_STEP: steps} | ({Tier.ONE_STEP: steps // 2} if deadline and steps > 1 else {})
         self.table = StepTable()
-        # Late chunks, which are background work, wait for those in time alone, and no world has a share of its own.
+        # Late chunks, which are background work, wait only for those in time, and no world has a share of its own.
         settings = Settings(reserve=0.0, share=1.0, background_share=1.0)
         self._scheduler = Scheduler(self.table, EDF_LADDER if deadline else EDF, settings)
         self._jobs: dict[int, _Job] = {}
@@ -52,11 +52,11 @@ class Turns:
         self.counts = {'chunks': 0, 'fewer_steps': 0, 'late': 0}
 
     async def calibrate(self) -> None:
-        """Measure how long a chunk's units take over a full window; what prepares itself at first is prepared by then."""
+        """Measure how long a chunk's units take over a full window, after a warm-up."""
         await asyncio.get_running_loop().run_in_executor(self._networks, self._calibrate)
 
     async def run(self) -> None:
-        """Give the device its work, until cancelled."""
+        """Run the device until cancelled."""
         while True:
             self._wake.clear()
             while batch := self._scheduler.next(time.monotonic()):
@@ -68,8 +68,8 @@ class Turns:
 
     async def take(self, world: str, chunk: WalkChunk, due: float, refusable: bool) -> np.ndarray:
         """
-        Return the images of a chunk, which are needed at steady time ``due`` [s]. ``refusable``: Late may be raised, and then
-        nothing has become of it; else it is made however late it is. Raises what imagining it raises.
+        Return the images of a chunk, which are needed at steady time ``due`` [s]. ``refusable``: Late may be raised, and the
+        world is unchanged then; otherwise the chunk is imagined however late it is. Raises what imagining it raises.
         """
         try:
             return await self._take(world, chunk, Kind.TICK, due)
@@ -106,7 +106,7 @@ class Turns:
         job = self._jobs[entry.request.id]
         try:
             await asyncio.get_running_loop().run_in_executor(self._networks, self._unit, job, entry.tier)
-        except Exception as error:  # of this chunk: who waits for it is told
+        except Exception as error:  # of this chunk: passed to its caller
             job.error = error
             self._scheduler.failed(batch, time.monotonic(), str(error))
         else:
@@ -118,11 +118,11 @@ class Turns:
         self._world.settle()
 
     def _tell(self) -> None:
-        """Give what has ended to who waits for it."""
+        """Pass the results of ended chunks to their callers."""
         for completion in self._scheduler.completions():
             job = self._jobs.pop(completion.request.id)
             if completion.outcome is not Outcome.DONE:
-                self._networks.submit(job.close)  # behind the unit that may be made now
+                self._networks.submit(job.close)  # behind the unit that may be running now
             if not job.images.done():
                 self._settle(job, completion)
 
@@ -166,7 +166,7 @@ class Turns:
 
 
 class _Job:
-    """A chunk on its way; ``step`` belongs to the thread of the networks."""
+    """A chunk in flight; ``step`` is called from the thread of the networks."""
 
     def __init__(self, imagining: Callable[[int], Generator[None, None, np.ndarray]], steps: dict[Tier, int],
                  images: asyncio.Future[np.ndarray]) -> None:
@@ -177,7 +177,7 @@ class _Job:
         self._imagining, self._steps, self._tier = imagining, steps, None
 
     def step(self, tier: Tier) -> None:
-        """Do the next unit, in another tier than before from the beginning."""
+        """Run the next unit; start over if the tier has changed."""
         if tier is not self._tier:
             if self.running:
                 self.running.close()
@@ -188,6 +188,6 @@ class _Job:
             self.result = end.value
 
     def close(self) -> None:
-        """End what was begun: its session is as it was."""
+        """Abandon the chunk: its session is as before."""
         if self.running:
             self.running.close()

@@ -1,4 +1,4 @@
-"""One world, walked along poses: what fills a chunk of the model is kept, what does not is shown and imagined again."""
+"""One world, walked along poses: full chunks of the model are kept, a partial one is shown and later imagined again."""
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
@@ -11,17 +11,17 @@ from worldmodel_ros.model.wan.camera import Intrinsics
 
 
 class Walk:
-    """Belongs to the thread of the networks, but for ``imagined``."""
+    """A walk. Used by the thread of the networks only, except ``imagined``."""
 
     def __init__(self, session: WorldSession, frame_images: int) -> None:
-        """``session``: with its image alone; ends with this. ``frame_images``: of one latent frame."""
+        """``session``: has seen its image only; ends with this. ``frame_images``: images of one latent frame."""
         self._session, self._frame_images = session, frame_images
         self._left = np.zeros((0, 4, 4))  # newest poses, too few for a chunk
         self.imagined = 0                 # frames, those of ``_left`` included
 
     def along(self, poses: np.ndarray, intrinsics: np.ndarray) -> Iterator[WalkChunk]:
         """
-        Yield the chunks of poses (N, 4, 4), each to be imagined before the next one is asked for; to be gone through.
+        Yield the chunks of poses (N, 4, 4). Imagine each before asking for the next one, and exhaust the iterator.
 
         All poses of a chunk have the ``intrinsics`` (N, 4) of its first.
         """
@@ -40,14 +40,14 @@ class Walk:
         self._left, self.imagined = waiting, self.imagined + len(poses)
 
     def close(self) -> None:
-        """Give the pages back."""
+        """Free the pages."""
         self._session.close()
 
 
 @dataclass(frozen=True)
 class WalkChunk:
-    """A chunk of a walk; of its images, those from ``first`` on before ``end`` are asked for. What is not ``whole`` is imagined
-    on a fork, and again when more poses have come."""
+    """A chunk of a walk, of whose images those in [``first``, ``end``) are returned. If it is not ``whole``, it is imagined on
+    a fork, and again when more poses have come."""
 
     session: WorldSession
     poses: np.ndarray
@@ -58,7 +58,7 @@ class WalkChunk:
     end: int
 
     def imagining(self, steps: int) -> Generator[None, None, np.ndarray]:
-        """As ``WorldSession.imagining``: uint8 (n, H, W, 3). Raises OutOfPages, after which the world is of no use."""
+        """As ``WorldSession.imagining``: uint8 (n, H, W, 3). Raises OutOfPages, after which the world is unusable."""
         session = self.session if self.whole else self.session.fork()
         try:
             frames = yield from session.imagining(self.poses[self.frame_images - 1::self.frame_images], self.intrinsics, steps)
