@@ -1,5 +1,5 @@
 """
 One engine for many robots: the server's process and scheduler, the transport, and the client in each robot's node.
 
-Without a server a robot's own loop is ``control``; the client falls back to it.
+The client falls back to the robot's own loop in ``control`` when there is no server.
 """
