@@ -119,7 +119,7 @@ class Background:
         return inf if expected is None else max(expected, now) + self._settings.blocking
 
     def _alone(self, label: str) -> float:
-        """High quantile of the time of one unit [s]."""
+        """Return a high quantile of the time of one unit [s]."""
         return self._table.curve(network_of(self._queues[label][0])).high[1]
 
     def _forced(self, label: str) -> float:

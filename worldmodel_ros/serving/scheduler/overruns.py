@@ -58,11 +58,11 @@ class Overruns:
         self._width = min(max(width, WIDTHS[0]), WIDTHS[1])
 
     def after(self, count: int) -> float:
-        """Return the fraction by which a plan of ``count`` batches may take longer."""
+        """Return the relative overrun to allow for in a plan of ``count`` batches."""
         return self._width * self._factors[min(bisect_left(RUNS, count), len(RUNS) - 1)]
 
     def likely(self, count: int) -> float:
-        """Return the fraction by which one run of ``count`` batches in five takes longer; infinite if not known."""
+        """Return the relative overrun that one in five runs of ``count`` batches exceeds; infinite if not known."""
         return self._likely[min(bisect_left(RUNS, count), len(RUNS) - 1)]
 
     def _quantiles(self, level: float, unknown: float) -> tuple[float, ...]:

@@ -1,5 +1,5 @@
 """
-Which robot should tick at another moment, so that more of all ticks fit in two steps.
+Decides which robot should tick at another moment, so that more of all ticks fit in two steps.
 
 A camera gives more images than the model takes, and so a choice of moments, one image apart. Each choice is simulated for a
 few periods with the measured step times, unit by unit, as the scheduler would run them: where a batch of several costs less

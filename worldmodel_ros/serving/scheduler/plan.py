@@ -1,4 +1,4 @@
-"""Which batches come next: drawn one by one from the queues, or all in advance as a plan."""
+"""Chooses the next batches: drawn one by one from the queues, or all in advance as a plan."""
 from __future__ import annotations
 
 from collections import deque
@@ -89,11 +89,11 @@ class Planner:
         return plan
 
     def spread(self, plan: Plan) -> float:
-        """Return the fraction by which a whole plan may take longer, by recent runs of as many batches."""
+        """Return the relative overrun to allow for in a whole plan, from recent runs of as many batches."""
         return self._overruns.after(len(plan.batches))
 
     def likely(self, batches: int) -> float:
-        """Return the fraction by which one run of ``batches`` in five takes longer; infinite if not known."""
+        """Return the relative overrun that one in five runs of ``batches`` exceeds; infinite if not known."""
         return self._overruns.likely(batches)
 
     def draw(self, queues: Queues, now: float, tail: float = 0.0) -> tuple[list[Place], float, float]:

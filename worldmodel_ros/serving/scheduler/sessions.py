@@ -45,5 +45,5 @@ class SessionRecord:
             self._recovery.climb(max(better), self._recovery_ticks)
 
     def recovering(self) -> str:
-        """Say why the best tier was not tried."""
+        """Return why the best tier was not tried."""
         return f'in time with room to spare for {self._recovery.streak} of {self._recovery_ticks} ticks'

@@ -50,7 +50,7 @@ class Shares:
             owing.debt = min(owing.debt + seconds, part * self._longest)
 
     def _part(self, now: float) -> float:
-        """Bandwidth of each account, 0 to 1."""
+        """Return the bandwidth of each account, 0 to 1."""
         equal = 1.0 / max(1, sum(now - each.seen <= ACTIVE for each in self._accounts.values()))
         return min(self._share or 1.0, equal)
 

@@ -199,7 +199,7 @@ class Ticks:
         return None, finish, f'{TIER_WORDS[job.tier]} would finish {(finish - job.limit) * 1e3:.1f} ms late'
 
     def _spread(self, margin: Margin, batches: int) -> float:
-        """Return the fraction by which an attempt must be able to take longer and still be in time."""
+        """Return the relative overrun that an attempt must tolerate and still be in time."""
         return self._planner.likely(batches) if margin is Margin.LIKELY else 0.0
 
     def _taken(self, finish: float, now: float) -> float:

@@ -129,7 +129,7 @@ class Outcome(enum.Enum):
 @dataclass(frozen=True)
 class Completion:
     """
-    The end of an admitted request; each request has exactly one.
+    The end of an admitted request; each admitted request has exactly one.
 
     ``tier`` is the one served (or last tried), ``admission`` what was promised. ``finish`` is when it ended [s]. ``done``
     counts the computed units of that tier's route; of a WHAT_IF they are the part of the answer that exists.
