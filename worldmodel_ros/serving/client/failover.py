@@ -71,7 +71,7 @@ class FailoverWorker:
 
     @property
     def image_size(self) -> tuple[int, int]:
-        """Size (H, W) of observations that are large enough for both models [pixels]."""
+        """Size (H, W) of observations that suits both models [pixels]."""
         with self._lock:
             sizes = [self._spec.image_size, *([self._link.spec.image_size] if self._link else [])]
             return max(sizes)

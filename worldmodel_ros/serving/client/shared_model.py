@@ -61,7 +61,7 @@ class SharedModel:
 
     @property
     def image_size(self) -> tuple[int, int]:
-        """Size (H, W) of observations that are large enough for both models [pixels]."""
+        """Size (H, W) of observations that suits both models [pixels]."""
         with self._lock:
             return max([self._own.image_size, *([self._link.spec.image_size] if self._link else [])])
 
