@@ -113,7 +113,7 @@ class Driver(threading.Thread):
 
 
 def owners(store: FileStore, drivers: list[Driver]) -> dict[str, int]:
-    """What the claims in the store say: generations without a gap, and owners that take turns."""
+    """Count the generations in the store, and the sessions whose generations have a gap."""
     found = Counter()
     for driver in drivers:
         keys = store.list(f'{driver.robot.session}/claims').result()

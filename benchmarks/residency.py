@@ -109,7 +109,7 @@ class Robot:
         """Ignore images, which are not requested."""
 
     def failed(self, reason: str, error: Exception) -> None:
-        """Count as lost."""
+        """End the run: no answer is expected any more."""
         raise error
 
 

@@ -171,7 +171,7 @@ def seen(session: Session, frames: np.ndarray, actions: np.ndarray) -> None:
 
 
 def quality(engine: Engine, episodes: dict[str, np.ndarray], first: int, every: int, steps: Sequence[int] = (2, 1)) -> dict:
-    """PSNR by horizon while the robot moves, of what sessions predict, of the last image and of the autoencoder alone."""
+    """PSNR by horizon while the robot moves, of what sessions predict and of the last image."""
     rows: dict[str, list[list[float]]] = {}
     sharp, latents = [], []
     wanted = [round(horizon / PERIOD) - 1 for horizon in HORIZONS]

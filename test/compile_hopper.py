@@ -128,7 +128,7 @@ def rows(fp8, film):
 
 
 def plain(kernel, constants, known):
-    """Of a Triton kernel whose other arguments are int32, and divisible by 16 as strides of such networks are."""
+    """Return the source of a Triton kernel whose other arguments are int32, with pointers that are divisible by 16."""
     names = kernel.arg_names
     kinds = {name: 'constexpr' if name in constants else known.get(name, 'i32') for name in names}
     return ASTSource(kernel, kinds, {(names.index(name),): value for name, value in constants.items()},

@@ -74,7 +74,7 @@ def gateway(folder, service=None, **settings):
 
 @contextlib.contextmanager
 def client(running, path='/', token='', **options):
-    """Connect as a client of openpi does; the connection and the server's metadata."""
+    """Connect as a client of openpi does; yield the connection."""
     headers = {'Authorization': f'Api-Key {token}'} if token else None
     with connect(running.url(path), compression=None, max_size=None, additional_headers=headers, open_timeout=TIMEOUT,
                  **options) as connection:

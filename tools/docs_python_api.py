@@ -14,7 +14,7 @@ def is_public(name: str) -> bool:
 
 
 def object_lines(thing: griffe.Object, kind: str, colons: int) -> list[str]:
-    """One name as a directive of Sphinx's Python domain; '' where there is nothing to tell."""
+    """One name as a directive of Sphinx's Python domain."""
     fence = ':' * colons
     if kind in ('class', 'exception'):
         init = thing.members.get('__init__')

@@ -97,7 +97,7 @@ def warps(width: int) -> int:
 
 
 def blocks(width: int) -> dict[str, int]:
-    """Return how a row is cut: as many values as all threads take in one load of 16 bytes."""
+    """Return how a row is cut: in blocks of four values a thread."""
     block = 128 * warps(width)
     return {'BLOCK': block, 'BLOCKS': triton.cdiv(width, block)}
 

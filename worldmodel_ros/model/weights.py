@@ -1,7 +1,7 @@
 """Sources of a model's weights: safetensors files or a seed, tensor by tensor, straight to the device.
 
 The layers of the DiT, nearly all of a large model, are first created without memory. A process that has only a part of them
-(some heads, some hidden units) reads or draws only that.
+(some heads, some hidden units) reads and keeps only that.
 """
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-# RGB of movers, none of which can pass for a goal object or a wall.
+# RGB of movers. RED is the red goal object's colour, for what is to be avoided; the others are no goal's and no wall's.
 MAGENTA, CYAN, VIOLET, RED = (0.88, 0.12, 0.62), (0.10, 0.72, 0.74), (0.42, 0.18, 0.72), (0.85, 0.10, 0.10)
 
 BALL_RADIUS, BALL_MASS = 0.10, 0.3  # m, kg

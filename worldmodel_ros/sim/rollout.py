@@ -1,6 +1,6 @@
 """Drives episodes and collects them: images, actions, the expert's actions, and true state.
 
-``train.simulate`` keeps them as a dataset; ``collect`` holds a few in memory.
+``train.data.simulate`` keeps them as a dataset; ``collect`` returns a few as arrays.
 """
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor

@@ -17,7 +17,7 @@ TRACK = 0.26  # m, between the wheels
 CAMERA_FOV_DEG = 90.0  # vertical, and horizontal of a square image
 CAMERA_X, CAMERA_Z, CAMERA_PITCH = 0.10, 0.25, math.radians(8.0)  # in base_link; the pitch is downwards
 
-# Hue, saturation, value of the goal objects, and the greatest change of hue and value around them.
+# Hue, saturation, value of the goal objects, and the largest change of the hue.
 _OBJECT_HSV = {'red': (0.0, 0.88, 0.85), 'green': (0.37, 0.82, 0.62), 'blue': (0.61, 0.85, 0.85),
                'yellow': (0.135, 0.90, 0.95)}
 _OBJECT_HUE_JITTER = 0.02

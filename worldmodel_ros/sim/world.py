@@ -20,7 +20,7 @@ _STATE = mujoco.mjtState.mjSTATE_INTEGRATION
 _SETTLE_STEPS = 20
 _CONTACT_STEPS = 4  # physics steps between checks of the contacts
 _BASE_QPOS = 3 * len(COLOURS)  # each object's three joints come first
-# Largest angle from the optical axis at which a colour counts as visible: inside the image by a pixel of 64.
+# Largest angle from the optical axis at which a colour counts as visible: inside the image by two pixels of 64.
 _VISIBLE_ANGLE = math.radians(CAMERA_FOV_DEG / 2 - 2.0)
 # Points of an object that are tested for visibility, as fractions of its radius sideways and of its height.
 _LOOK_AT = ((0.0, 0.6), (0.0, 0.95), (-0.7, 0.6), (0.7, 0.6), (-0.7, 0.9), (0.7, 0.9))

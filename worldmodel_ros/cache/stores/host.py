@@ -28,7 +28,7 @@ class PinnedMemory:
     """
 
     def __init__(self, nbytes: int) -> None:
-        """``nbytes``: to page-lock at most; PyTorch rounds each part up to a power of two."""
+        """``nbytes``: to page-lock; the last part is rounded up to a power of two, as PyTorch does."""
         import torch
         self._parts: list[np.ndarray] = []
         try:

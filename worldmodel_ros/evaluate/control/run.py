@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from worldmodel_ros.model.cloned_policy import ClonedPolicy
 
 PLAIN = 'plain'
-RUNGS = ('head', 'one_step', 'two_step')  # by passes
+RUNGS = ('head', 'one_step', 'two_step')  # by rounds of candidates
 _ANOTHER = 50_000_000  # from the seed of a room to that of the other one that ``another_future`` sees
 MORE_DELAY = 0.2  # s, of the variant ``delay``
 VARIANTS = {PLAIN: Variant(), 'shifted': Variant(shifted=True), 'stops': Variant(stops=True), 'delay': Variant(),

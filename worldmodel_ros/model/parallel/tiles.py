@@ -88,8 +88,8 @@ def pass_over_tiles(group: SequenceParallel, dit: DiT, latents: Tensor, tau: Ten
     """Run ``DiT.over_tiles`` on all processes, each with the whole block and all weights except those of the modulations, see
     ``join``.
 
-    Returns the predicted clean latents of all frames, and the features of own frames; those of all if there are too few frames
-    to be divided, where their tokens are divided instead.
+    Returns the predicted clean latents of all frames, and the features of own frames; those of all if the
+    frames cannot be divided evenly, where their tokens are divided instead.
     """
     frames = latents.shape[1]
     cond, divided = dit.condition(tau, step, action), frames % group.count == 0

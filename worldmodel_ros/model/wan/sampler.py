@@ -37,7 +37,7 @@ class Sampler:
         """Return the next chunk's clean latents, float32 (C, F, h, w), and append it to the sequence.
 
         ``noise`` returns that of a step, standard normal float32 (C, F, h, w), counted from 0; ``condition``
-        (condition_channels, F, h, w) as ``condition`` makes it, for networks that take one.
+        (condition_channels, F, h, w) as ``ImageCondition.next`` makes it, for networks that take one.
         """
         return finished(self.pass_by_pass(sequence, prompt, noise, condition, camera))
 

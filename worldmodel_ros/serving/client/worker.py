@@ -87,7 +87,7 @@ class _Sent:
 class RemoteWorker:
     """
     A session on the server at ``path``, reopened whenever it is lost. The public methods may be called from any
-    thread; ``executed`` as for engine.worker.Worker.
+    thread; ``executed`` as for ``control.worker.Worker``.
     """
 
     def __init__(self, path: Path | Endpoint, robot: str, own: Preset, executed: Callable[[int | None, int], np.ndarray],
@@ -159,7 +159,7 @@ class RemoteWorker:
         return self._requests.send(self._send_now, lambda number: messages.Question(
             number, question.goal, question.due, question.stamp, tuple(
                 messages.Branch(b.name, b.steps, np.zeros((0, 0)) if b.actions is None else b.actions)
-                for b in question.branches), question.denoising_steps))
+                for b in question.branches), question.denoising_steps, question.keep, question.onward))
 
     def save(self, name: str) -> str:
         """Have the server write the session to a file in its folder; return a text that says so. Raises SessionFileError."""

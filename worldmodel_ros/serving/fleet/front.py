@@ -410,7 +410,7 @@ class Front:
                 self._router.restore(number)
             for session, generation in said.running.items():
                 # The store assigns the generation: exactly one server can have it.
-                self._router.claims_of([(Claim(session, number, generation, now + SETTINGS.lease), self._demand(session))])
+                self._router.claims_of([(Claim(session, number, generation, now + self._settings.lease), self._demand(session))])
                 self._router.renew(session, generation, now)
             for session in self._router.sessions(number):
                 if session not in said.running and self._router.claim(session).lease < now:

@@ -222,7 +222,7 @@ class Imagined:
     timings: np.ndarray = floats()         # TIMINGS, s
 
 
-TIMINGS = ('queue', 'encode', 'commit', 'policy', 'denoise', 'decode', 'total', 'predicted')  # of answers.Prediction
+TIMINGS = ('queue', 'encode', 'commit', 'policy', 'denoise', 'decode', 'total', 'predicted')  # of control.responder.Prediction
 
 
 @message(71)
