@@ -1,5 +1,5 @@
 """
-From episodes to weights: ``data``, the losses of each stage (``objectives``), their runs (``run``), and ``finetune``.
+Training: ``data``, the losses of each stage (``objectives``), running the stages (``run``), and ``finetune``.
 
-What a trained model is worth is judged in ``evaluate``.
+Trained models are judged in ``evaluate``.
 """

@@ -1,5 +1,5 @@
 """
 Training data: simulated and recorded episodes as LeRobot datasets, and the clips that a step learns from.
 
-The files themselves belong to ``datasets``.
+File layout and writing are in ``datasets``.
 """

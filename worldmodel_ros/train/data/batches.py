@@ -1,4 +1,4 @@
-"""What one step of training learns from: committed frames, and noisy chunks after them."""
+"""Training batches: committed frames, and noisy chunks after them."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -22,19 +22,18 @@ if TYPE_CHECKING:
 
 @dataclass
 class Chunks:
-    """B clips of F committed frames, and the noise of the N frames of the chunks that begin at ``starts`` in all of
-    them."""
+    """B clips of F committed frames, and noise for the N frames of the chunks that begin at ``starts`` in all of them."""
 
-    context: Tensor  # (B, F, h, w, Z) what is committed: true latents, with noise on them, or imagined ones
+    context: Tensor  # (B, F, h, w, Z) committed latents: true, noisy or imagined
     actions: Tensor  # (B, F, A), the one that led to each frame
     starts: np.ndarray  # (chunks,)
     noise: Tensor  # (B, N, h, w, Z)
     noisy_actions: Tensor  # (B, N, A)
     # (F,) numbers of the committed frames in their session; None: 0 to F - 1
     times: np.ndarray | None = field(default=None, kw_only=True)
-    # (F,) numbers of the first frames that no longer see them, see ``tile_mask.FrameOrder``; None: as the window goes
+    # (F,) number of the first frame that no longer sees each, see ``tile_mask.FrameOrder``; None: the window decides
     until: np.ndarray | None = field(default=None, kw_only=True)
-    # (B, F) of the robot at the committed frames, rad; None: as their actions tell it
+    # (B, F) [rad], the robot's heading at the committed frames; None: integrated from their actions
     headings: Tensor | None = field(default=None, kw_only=True)
 
     @property
@@ -49,7 +48,7 @@ class Chunks:
         return (self.frame_times[self.starts - 1][:, None] + 1 + np.arange(size)).reshape(-1)
 
     def rotary(self, preset: Preset) -> tuple[Tensor, Tensor]:
-        """Phases of the committed frames and of those of the chunks."""
+        """Return the rotary phases of the committed frames and of the chunks' frames."""
         before = self.headings if self.headings is not None else clips.headings(preset, self.actions)
         turned = clips.headings(preset, self.noisy_actions.unflatten(1, (len(self.starts), -1)))
         noisy = before[:, clips.indices(self.starts - 1, before.device)][..., None] + turned
@@ -58,7 +57,7 @@ class Chunks:
 
 @dataclass
 class Batch(Chunks):
-    """Chunks whose true continuation is known, and what the losses draw for them."""
+    """Chunks whose true continuation is known, and the random draws of the losses."""
 
     clean: Tensor  # (B, F, h, w, Z) true latents
     episode: Tensor  # (B, 1)
@@ -66,38 +65,38 @@ class Batch(Chunks):
     target: Tensor  # (B, N, h, w, Z) true latents of the noisy frames
     tau: Tensor  # (B, N) noise levels, 1 is clean
     step: Tensor  # (B, N) rows of the step embedding
-    halfway: Tensor  # bool (B, N): half steps from tau 1/2 that begin where the student's own first one ends
-    trust: Tensor  # (B, N) in (0, 1]: what the truth is worth as a target; 1 where the context is observed
-    flow_trust: Tensor  # (B, N) the same for the flow, whose noisy latents tell more of the truth the cleaner they are
+    halfway: Tensor  # bool (B, N): half steps from tau 1/2 that start where the student's own first one ends
+    trust: Tensor  # (B, N) in (0, 1]: weight of the truth as a target; 1 where the context is observed
+    flow_trust: Tensor  # (B, N) the same for the flow, whose noisy latents reveal more of the truth the cleaner they are
     observed: Tensor  # bool (B, F): frames that were observed
     policy: PolicyDraw
     blind: bool = False  # whether the last chunk sees no context
-    own_halfway: bool = False  # whether half steps from half-way are to begin where the model's own first ones end
-    # Mean squared distance of the newest imagined frames of the context from the true ones; None: all of it is observed.
+    own_halfway: bool = False  # whether half steps from tau 1/2 start where the model's own first ones end
+    # Mean squared distance of the newest imagined context frames from the true ones; None: all context is observed.
     apart: Tensor | None = None
-    far: Far | None = None  # what the distribution matching learns from
+    far: Far | None = None  # input of the distribution matching
 
     @property
     def noisy_index(self) -> Tensor:
-        """Places (N,) of the noisy frames in the clip."""
+        """Indices (N,) of the noisy frames in the clip."""
         return clips.indices((self.starts[:, None] + np.arange(self.noise.shape[1] // len(self.starts))).ravel(),
                              self.noise.device)
 
 
-FAR = 40  # frames between a sink and what follows it, from which on nothing tells how many they were
-RECALL_AFTER = 24  # frames of a clip at least before what is seen again; the window layers see 16
-RECALL_LASTS = 10  # frames after such a moment in which chunks begin that profit from it
-LONGEST = 6000  # frames of a session that a clip stands for, ten minutes
-WHOLE_SHARE = 0.25  # of the batches of a preset with sinks, whose clips begin with their episode
+FAR = 40  # gap after a sink, in frames, from which on its length can no longer be told
+RECALL_AFTER = 24  # least frames of a clip before a view returns; the window layers see 16
+RECALL_LASTS = 10  # chunks that begin within this many frames of that moment profit from it
+LONGEST = 6000  # most frames of the session that a clip stands for, ten minutes
+WHOLE_SHARE = 0.25  # of the batches of a preset with sinks, whose clips are the unbroken start of their episode
 
 
 def draw(episodes: Episodes, preset: Preset, options: TeacherOptions, rng: np.random.Generator,
          generator: torch.Generator, contacts: Tensor | None = None, pieces: int = 1) -> Batch:
-    """Clips of recordings, with noise on the context of half of them; every chunk at a flow level of its own.
+    """Draw clips of recordings, half of them with noise on the context, each chunk at its own flow level.
 
-    contacts (N, 2): episodes and frames that ``contact_share`` of the clips hold one of; None: no such share. Clips of a preset
-    whose sinks are slabs begin with those of their episode, and go on somewhere later in it, all at the same frame. Of several
-    ``pieces``, a clip is as many short sessions instead, none of which sees another.
+    contacts (N, 2): episodes and frames, one of which is in each of a ``contact_share`` of the clips; None: no such share. For
+    a preset whose sinks are slabs, clips begin with the sinks of their episode and continue later in it, all at the same frame.
+    With several ``pieces``, a clip consists of that many short sessions, none of which sees another.
     """
     if pieces > 1:
         return _pieces(episodes, preset, options, rng, generator, pieces)
@@ -123,7 +122,7 @@ def draw(episodes: Episodes, preset: Preset, options: TeacherOptions, rng: np.ra
 
 def _recalling(episodes: Episodes, preset: Preset, options: TeacherOptions, rng: np.random.Generator,
                generator: torch.Generator) -> Batch | None:
-    """Clips in which all robots turn back, at the same frame, to what left their view; None where too few episodes do."""
+    """Draw clips in which every robot turns back, at the same frame, to what left its view; None if too few episodes do."""
     recalls, size, length = episodes.recalls(preset), preset.tile[0], options.clip_frames
     stays = preset.staying_slabs * size
     first = stays + RECALL_AFTER
@@ -145,8 +144,8 @@ def _recalling(episodes: Episodes, preset: Preset, options: TeacherOptions, rng:
 
 def _after_sinks(episodes: Episodes, preset: Preset, options: TeacherOptions, episode: Tensor, index: np.ndarray,
                  times: np.ndarray, starts: np.ndarray | None, rng: np.random.Generator, generator: torch.Generator) -> Batch:
-    """Clips of the frames ``index`` (F,) of episodes (B, 1), with numbers ``times`` in their sessions, see ``after_sinks``;
-    keyframes are each episode's own."""
+    """Draw chunks over the frames ``index`` (F,) of episodes (B, 1), numbered ``times`` in their sessions, see
+    ``after_sinks``; keyframes are each episode's own."""
     sinks, stays = preset.sink_slabs * preset.tile[0], preset.staying_slabs * preset.tile[0]
     until = FrameOrder.committed(preset, times).until
     until[sinks:stays] = FOR_GOOD
@@ -157,7 +156,7 @@ def _after_sinks(episodes: Episodes, preset: Preset, options: TeacherOptions, ep
     clean, executed = episodes.latents[episode, frame].float(), episodes.actions[episode[:, 0]]
     context = noisy_context(clean, options.context_noise, generator)
     headings = clips.headings(preset, executed).gather(1, frame)
-    if sinks and times[stays] != index[0, stays]:  # after minutes of odometry it is not known how the robot began
+    if sinks and times[stays] != index[0, stays]:  # after minutes of odometry the initial heading is unknown
         headings[:, :sinks] += 2.0 * torch.pi * torch.rand(len(episode), 1, device=clean.device, generator=generator)
     return noisy_chunks(preset, options, clean, context, executed.gather(1, frame[..., None].expand(-1, -1, preset.actions)),
                         episode, frame, rng, generator, times, headings, starts, until)
@@ -172,7 +171,7 @@ def _pieces(episodes: Episodes, preset: Preset, options: TeacherOptions, rng: np
     headings = clips.headings(preset, actions.unflatten(1, (pieces, -1))).flatten(1)
     clean = episodes.latents[episode, frame].float()
     context = noisy_context(clean.unflatten(1, (pieces, -1)).flatten(0, 1), options.context_noise, generator).view_as(clean)
-    # Numbers so far apart that a piece is out of every window of the next, and none is a session's sinks.
+    # Frame numbers so far apart that no window spans two pieces, and no piece counts as sinks.
     gap = -(-(preset.window_frames + length) // size) * size * 2
     times = (gap * np.arange(1, pieces + 1)[:, None] + np.arange(length)).ravel()
     first = np.arange(pieces)[:, None] * length
@@ -184,10 +183,12 @@ def _pieces(episodes: Episodes, preset: Preset, options: TeacherOptions, rng: np
 
 def after_sinks(preset: Preset, frames: int, total: int, rng: np.random.Generator, moment: int | None = None
                 ) -> tuple[np.ndarray, np.ndarray]:
-    """Frames (F,) of an episode of so many: its first slabs, which are sinks, as many as are keyframes, and then others in a
-    row, among them a chunk that begins at ``moment``, if given, and RECALL_AFTER before it; and their numbers in the session.
-    That may have gone on for any time after the sinks, unless these were seen a moment ago; keyframes were seen at any time
-    between."""
+    """Draw the frames (F,) of a clip from an episode of ``total`` frames, and their numbers in the session.
+
+    The clip has the episode's first slabs (the sinks, and as many as there are keyframes), then consecutive frames; among these
+    are a chunk that begins at ``moment``, if given, and RECALL_AFTER frames before it. Any time may have passed since the
+    sinks, unless they were seen just before; keyframes were seen at any time in between.
+    """
     size, stays = preset.tile[0], preset.staying_slabs * preset.tile[0]
     least, most = 0, (total - frames) // size
     if moment is not None:
@@ -207,8 +208,7 @@ def after_sinks(preset: Preset, frames: int, total: int, rng: np.random.Generato
 
 
 def noisy_context(clean: Tensor, most: float, generator: torch.Generator) -> Tensor:
-    """Clips (B, F, ...) with noise of a deviation up to ``most``; half of them stay exact: that is what a live session
-    has."""
+    """Add noise of a standard deviation up to ``most`` to clips (B, F, ...); half stay exact, as in a live session."""
     def uniform() -> Tensor:
         return torch.rand(len(clean), 1, 1, 1, 1, device=clean.device, generator=generator)
 
@@ -220,9 +220,9 @@ def noisy_chunks(preset: Preset, options: TeacherOptions, clean: Tensor, context
                  episode: Tensor, frame: Tensor, rng: np.random.Generator, generator: torch.Generator,
                  times: np.ndarray | None = None, headings: Tensor | None = None, starts: np.ndarray | None = None,
                  until: np.ndarray | None = None) -> Batch:
-    """Draw chunks over clips whose context is observed; their step rows are the flow's. ``times``, ``until`` and
-    ``headings``: of frames that do not follow one another in the session, where it leaves out what is between those that stay
-    and the rest. ``starts``: of the chunks, drawn here if not given."""
+    """Draw chunks over clips with observed context; their step rows are the flow's. ``times``, ``until`` and ``headings`` are
+    for clips that leave out the frames between those that stay in the session and the rest. ``starts`` of the chunks are drawn
+    if not given."""
     b, f = clean.shape[:2]
     stays = 0 if times is None else preset.staying_slabs * preset.tile[0]
     if starts is None:
@@ -235,7 +235,7 @@ def noisy_chunks(preset: Preset, options: TeacherOptions, clean: Tensor, context
 def over_clips(preset: Preset, clean: Tensor, context: Tensor, actions: Tensor, episode: Tensor, frame: Tensor,
                observed: Tensor, starts: np.ndarray, generator: torch.Generator, times: np.ndarray | None = None,
                headings: Tensor | None = None, until: np.ndarray | None = None) -> Batch:
-    """The batch of the chunks at ``starts`` over these clips; step rows are the flow's."""
+    """Return the batch of the chunks at ``starts`` over these clips; step rows are the flow's."""
     b, f = clean.shape[:2]
     index = clips.indices(clips.chunk_frames(preset, starts), clean.device)
     target = clean[:, index]
@@ -248,7 +248,7 @@ def over_clips(preset: Preset, clean: Tensor, context: Tensor, actions: Tensor, 
 
 
 def per_chunk(preset: Preset, values: Tensor) -> Tensor:
-    """One value per chunk (B, chunks) to one per frame (B, chunks * K)."""
+    """Repeat one value per chunk (B, chunks) for each frame (B, chunks * K)."""
     return values.repeat_interleave(preset.chunk_frames, 1)
 
 
@@ -258,5 +258,5 @@ def expand(level: Tensor) -> Tensor:
 
 
 def mix(noise: Tensor, clean: Tensor, tau: Tensor) -> Tensor:
-    """Latents at noise level tau (B, N)."""
+    """Return latents at noise level tau (B, N)."""
     return (1 - expand(tau)) * noise + expand(tau) * clean

@@ -1,8 +1,8 @@
 """Layout of a training sequence: clean frames first, then noisy chunks, under one mask between frames.
 
 The clean frames are what a session commits; a noisy chunk sees the window before it and itself, exactly as at run time. For a
-preset with tiles there is a mask for each of its patterns instead (``model.tile_mask``), and the clean frames have numbers of
-their own: a session's sinks stay, however long ago they were seen.
+preset with tiles there is one mask per pattern instead (``model.tile_mask``), and clean frames have their session's numbers:
+its sinks stay, however long ago they were seen.
 """
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Mask = Tensor | list[TileMask]  # what ``DiT.forward`` takes
 
 def draw_starts(preset: Preset, frames: int, chunks: int, rng: np.random.Generator, full_windows: float = 0.0, first: int = 1
                 ) -> np.ndarray:
-    """First frames of the noisy chunks, at least ``first`` frames before each; a share of them has a full window before it,
-    where the clip is long enough."""
+    """Draw the first frames of the noisy chunks, each with at least ``first`` frames before it; a share ``full_windows`` has a
+    full window before it, if the clip is long enough."""
     last, filled = frames - preset.chunk_frames, first - 1 + preset.window_frames
     starts = rng.integers(first, last + 1, chunks)
     if last >= filled:
@@ -34,13 +34,13 @@ def draw_starts(preset: Preset, frames: int, chunks: int, rng: np.random.Generat
 
 
 def chunk_frames(preset: Preset, starts: np.ndarray) -> np.ndarray:
-    """Frame numbers of all noisy frames (chunks * K,)."""
+    """Return the frame numbers of all noisy frames (chunks * K,)."""
     return (starts[:, None] + np.arange(preset.chunk_frames)).reshape(-1)
 
 
 def noisy_bias(preset: Preset, frames: int, starts: np.ndarray, blind: bool = False) -> np.ndarray:
-    """Mask (chunks * K, F + chunks * K) of the noisy chunks: the window before each, and itself; the last one sees only
-    itself where it is ``blind``."""
+    """Return the mask (chunks * K, F + chunks * K) of the noisy chunks: each sees the window before it and itself, the last
+    one only itself if ``blind``."""
     k = preset.chunk_frames
     first = np.repeat(starts, k)[:, None]
     t = np.arange(frames)[None]
@@ -51,14 +51,14 @@ def noisy_bias(preset: Preset, frames: int, starts: np.ndarray, blind: bool = Fa
 
 
 def sequence_bias(preset: Preset, frames: int, starts: np.ndarray, blind: bool = False) -> np.ndarray:
-    """Mask between all frames of the sequence; clean frames never see noisy ones."""
+    """Return the mask between all frames of the sequence; clean frames never see noisy ones."""
     noisy = noisy_bias(preset, frames, starts, blind)
     clean = np.concatenate([frame_mask(preset, 0, frames, committed=True), np.full((frames, len(noisy)), BLOCKED)], 1)
     return np.concatenate([clean, noisy])
 
 
 def committed_mask(preset: Preset, times: np.ndarray, device: torch.device, until: np.ndarray | None = None) -> Mask:
-    """The mask of clean frames at ``times``, each committed after those before it; ``until``: see ``FrameOrder``."""
+    """Return the mask of clean frames at ``times``, each committed after those before it; ``until``: see ``FrameOrder``."""
     if preset.tile is None:
         return on_device(frame_mask(preset, 0, len(times), committed=True), device)
     order = FrameOrder.committed(preset, times, until)
@@ -67,7 +67,7 @@ def committed_mask(preset: Preset, times: np.ndarray, device: torch.device, unti
 
 def noisy_mask(preset: Preset, times: np.ndarray, starts: np.ndarray, device: torch.device, blind: bool = False,
                until: np.ndarray | None = None) -> Mask:
-    """The mask of ``noisy_bias``, after clean frames at ``times``."""
+    """Return the mask of ``noisy_bias``, after clean frames at ``times``."""
     if preset.tile is None:
         return on_device(noisy_bias(preset, len(times), starts, blind), device)
     return _of_layers(preset, device, lambda slabs: _noisy_frames(preset, times, starts, slabs, blind, until))
@@ -75,7 +75,7 @@ def noisy_mask(preset: Preset, times: np.ndarray, starts: np.ndarray, device: to
 
 def sequence_mask(preset: Preset, times: np.ndarray, starts: np.ndarray, device: torch.device, blind: bool = False,
                   until: np.ndarray | None = None) -> Mask:
-    """The mask of ``sequence_bias``, of clean frames at ``times`` and the chunks after them."""
+    """Return the mask of ``sequence_bias``, of clean frames at ``times`` and the chunks after them."""
     if preset.tile is None:
         return on_device(sequence_bias(preset, len(times), starts, blind), device)
     order, f = FrameOrder.committed(preset, times, until), len(times)
@@ -90,7 +90,7 @@ def sequence_mask(preset: Preset, times: np.ndarray, starts: np.ndarray, device:
 
 def _noisy_frames(preset: Preset, times: np.ndarray, starts: np.ndarray, slabs: int, blind: bool, until: np.ndarray | None
                   ) -> np.ndarray:
-    """What ``noisy_bias`` lets through, for a neighbourhood of so many slabs: bool (chunks * K, F + chunks * K)."""
+    """What ``noisy_bias`` lets through within a neighbourhood of ``slabs``: bool (chunks * K, F + chunks * K)."""
     k, f, before = preset.chunk_frames, len(times), FrameOrder.committed(preset, times, until)
     seen = np.zeros((k * len(starts), f + k * len(starts)), bool)
     for number, start in enumerate(starts):
@@ -103,7 +103,7 @@ def _noisy_frames(preset: Preset, times: np.ndarray, starts: np.ndarray, slabs: 
 
 
 def _of_layers(preset: Preset, device: torch.device, frames: Callable[[int], np.ndarray]) -> list[TileMask]:
-    """A mask for each cache layer, of a pattern's ``frames`` by its slabs; layers of one pattern share it."""
+    """One mask per cache layer, from ``frames`` of its pattern's slabs; layers of one pattern share it."""
     masks = {pattern: TileMask(preset, torch.from_numpy(frames(pattern[0])).to(device, non_blocking=True),
                                plane_tiles(preset, *(size or 1 << 20 for size in pattern[1:])))
              for pattern in dict.fromkeys(preset.patterns)}
@@ -115,9 +115,9 @@ def on_device(array: np.ndarray, device: torch.device) -> Tensor:
 
 
 def rotary(preset: Preset, times: np.ndarray, headings: Tensor) -> Tensor:
-    """Phases of frames at ``times`` (T,), whole numbers, of B clips whose robots then head for ``headings`` (B, T) [rad]:
-    float32 (2, B, T, P, d / 2), or (2, T, P, d / 2) for a preset without pairs for these. Only numbers of frames go to the
-    device: copying the phases themselves with every pass would make the host wait for it."""
+    """Return the rotary phases of frames at integer ``times`` (T,), of B clips with robot ``headings`` (B, T) [rad]: float32
+    (2, B, T, P, d / 2), or (2, T, P, d / 2) for a preset without heading pairs. Only frame numbers go to the device: copying
+    the phases themselves with every pass would make the host wait for it."""
     device, length = headings.device, 1 << int(max(times)).bit_length()
     time, space = _rotary_tables(preset, length, device)
     time = time[:, indices(times, device)]
@@ -131,13 +131,13 @@ def rotary(preset: Preset, times: np.ndarray, headings: Tensor) -> Tensor:
 
 
 def indices(array: np.ndarray, device: torch.device) -> Tensor:
-    """Whole numbers on the device; the host does not wait until it has done what was asked of it before."""
+    """Copy integers to the device without waiting for the work queued there."""
     return torch.from_numpy(np.ascontiguousarray(array, np.int64)).to(device, non_blocking=True)
 
 
 def headings(preset: Preset, actions: Tensor) -> Tensor:
-    """Heading [rad] (..., T) after each of the actions (..., T, A) that a session's robot executes; zeros for a preset that
-    does not ask for it."""
+    """Return the heading [rad] (..., T) after each executed action (..., T, A) of a session; zeros for a preset that does not
+    use it."""
     if not preset.heading_pairs:
         return torch.zeros(actions.shape[:-1], device=actions.device)
     return (actions[..., preset.turn] * preset.step_period).cumsum(-1)
@@ -145,6 +145,6 @@ def headings(preset: Preset, actions: Tensor) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _rotary_tables(preset: Preset, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Of frame numbers below ``length``, (2, length, pairs), and of the tokens of a frame, (2, P, pairs)."""
+    """Phases of frame numbers below ``length``, (2, length, pairs), and of a frame's tokens, (2, P, pairs)."""
     with torch.inference_mode(False):  # it outlives the caller's mode
         return on_device(time_rotation(preset, np.arange(length)), device), on_device(space_rotation(preset), device)

@@ -32,8 +32,8 @@ class Episodes:
     goal_distance (E, T, goals) in m; visible (E, T, goals), whether the camera sees each goal; poses (E, T, 3), x and y
     in m and yaw in rad; latents (E, T, h, w, Z) once encoded.
 
-    A recording has no labels: then what only a simulator knows is None. lengths (E,), where episodes
-    differ in length: the frames behind it are padding.
+    Recordings have no labels: what only a simulator knows is None. lengths (E,), if episodes differ in length: frames
+    beyond it are padding.
     """
 
     frames: Tensor
@@ -51,7 +51,7 @@ class Episodes:
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, np.ndarray], device: str = 'cpu') -> Episodes:
-        """Episodes of the arrays that ``sim.rollout.collect`` returns."""
+        """Return the episodes of the arrays that ``sim.rollout.collect`` returns."""
         return cls(**{name: torch.from_numpy(np.asarray(arrays[name])).to(device) for name in ARRAYS if name in arrays})
 
     def __len__(self) -> int:
@@ -84,14 +84,14 @@ class Episodes:
                                   for start in range(0, e, batch)])
 
     def recalls(self, preset: Preset) -> np.ndarray:
-        """``recall.moments_of`` all episodes, (E, T)."""
+        """Return ``recall.moments_of`` all episodes, (E, T)."""
         if self._recalls is None:
             self._recalls = np.stack([moments_of(preset, each) for each in self.actions.cpu().numpy()])
         return self._recalls
 
     def keyframes(self, preset: Preset, episodes: Iterable[int], slab: int) -> np.ndarray:
-        """Frames int64 (B, F) of the slabs that sessions in these episodes keep when all before ``slab`` have left their
-        window, which must be as many as are kept."""
+        """Return the frames int64 (B, F) of the slabs that sessions in these episodes keep once all before ``slab`` have left
+        their window, which must be at least as many as are kept."""
         size, kept = preset.tile[0], []
         for episode in episodes:
             if episode not in self._keyframes:
@@ -100,7 +100,7 @@ class Episodes:
         return (np.array(kept)[..., None] * size + np.arange(size)).reshape(len(kept), -1)
 
     def clips(self, count: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Indices (count, 1) of episodes and (count, length) of consecutive frames, each such clip equally likely.
+        """Draw indices (count, 1) of episodes and (count, length) of consecutive frames, each such clip equally likely.
 
         Raises ValueError if no episode is that long.
         """
@@ -113,8 +113,8 @@ class Episodes:
 
     def clips_around(self, moments: Tensor, count: int, length: int, lead: int, generator: torch.Generator
                      ) -> tuple[Tensor, Tensor]:
-        """As ``clips``, each holding one of the ``moments`` (N, 2), episode and frame, all equally likely; ``lead`` frames
-        of it or more are before the moment, where the episode has them."""
+        """Draw like ``clips``, each clip holding one of the ``moments`` (N, 2), episode and frame, all equally likely, with at
+        least ``lead`` frames before it, where the episode has them."""
         device = self.frames.device
         moment = moments[torch.randint(len(moments), (count,), device=device, generator=generator)]
         episode, at = moment[:, :1], moment[:, 1:]
@@ -124,8 +124,8 @@ class Episodes:
         return episode, start + torch.arange(length, device=device)
 
     def contact_frames(self, length: int) -> Tensor:
-        """Moments (N, 2), episode and frame, all those with a contact in the period before, in episodes of ``length``
-        frames or more."""
+        """Return all moments (N, 2), episode and frame, with a contact in the period before, in episodes of at least
+        ``length`` frames."""
         moments = self.collided.nonzero()
         if self.lengths is None:
             return moments

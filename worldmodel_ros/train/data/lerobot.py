@@ -21,10 +21,10 @@ from worldmodel_ros.model.presets import Preset
 from .episodes import DatasetError, Episodes
 from .simulate import CONTACT, DISTANCE, EXPERT, POSE, SEARCH, VISIBLE
 
-# Longer episodes are cut, so that one long episode does not make all others as long with padding. The pieces overlap:
-# every clip of a training step is whole in one of them.
+# Longer episodes are cut, so that one long episode does not pad all others to its length. The pieces overlap: every clip of a
+# training step is whole in one of them.
 PIECE_FRAMES = 240
-MOST_THREADS = 16  # about a tenth of the time to read a small image holds Python's lock
+MOST_THREADS = 16  # reading a small image holds the GIL for about a tenth of the time
 # Feature of the dataset by name of the array in Episodes.
 LABELS = {'expert': EXPERT, 'search': SEARCH, 'collided': CONTACT, 'goal_distance': DISTANCE, 'visible': VISIBLE,
           'poses': POSE}
@@ -32,14 +32,14 @@ LABELS = {'expert': EXPERT, 'search': SEARCH, 'collided': CONTACT, 'goal_distanc
 
 @dataclass(frozen=True)
 class Description:
-    """What meta/info.json says that training needs to know."""
+    """What training needs from meta/info.json."""
 
     folder: Path
     fps: int
     image: str                        # name of the feature that holds the images
     action_names: tuple[str, ...]
     state_names: tuple[str, ...]      # () if there is no state
-    labels: dict[str, tuple[str, ...]] = field(default_factory=dict)  # names in it, by feature that begins with ``label.``
+    labels: dict[str, tuple[str, ...]] = field(default_factory=dict)  # names by feature, of those that begin with ``label.``
 
     @property
     def starts_from_state(self) -> bool:
@@ -91,11 +91,11 @@ def load(folders: Sequence[Path], device: str, preset: Preset, clip_frames: int 
     """
     Return the episodes of one or several datasets, images scaled to the preset's size.
 
-    The action of a row is taken as what was executed from it to the next row, as LeRobot records; before the first
-    one it is the state, if that has the actions' names, else zero. What only a simulator knows (the expert, contacts,
-    distances, poses) is None unless every dataset has it. Episodes too short for a clip can be in it; ``Episodes.clips``
-    never draws from them. ``clip_frames`` is the longest clip that will be drawn; of ``share`` = (k, n), only every n-th
-    episode is read, from the k-th on.
+    The action of a row is the one executed from it to the next row, as LeRobot records; before the first row it is the
+    state, if that has the actions' names, else zero. What only a simulator knows (the expert, contacts, distances, poses)
+    is None unless every dataset has it. Episodes too short for a clip may be included; ``Episodes.clips`` never draws
+    from them. ``clip_frames`` is the longest clip that will be drawn; with ``share`` = (k, n), only every n-th episode is
+    read, from the k-th on.
 
     Raises DatasetError for a dataset that does not fit the preset.
     """
@@ -113,7 +113,7 @@ def load(folders: Sequence[Path], device: str, preset: Preset, clip_frames: int 
     if labelled:
         shapes |= {'expert': (np.float32, (goals, actions)), 'collided': (bool, ()),
                    'goal_distance': (np.float32, (goals,)), 'visible': (bool, (goals,)), 'poses': (np.float32, (3,))}
-        if all(SEARCH in description.labels for description in descriptions):  # it came later
+        if all(SEARCH in description.labels for description in descriptions):  # older datasets lack it
             shapes['search'] = (np.float32, (actions,))
     arrays = {name: np.zeros((len(pieces), longest, *shape), dtype) for name, (dtype, shape) in shapes.items()}
     by_file: dict[Path, list[int]] = {}
@@ -171,7 +171,7 @@ def _pieces(descriptions: Sequence[Description], clip_frames: int, share: tuple[
 
 
 def _fill(work: list[tuple[Piece, dict[str, np.ndarray]]]) -> None:
-    """Read one file, and what its pieces need of it into their arrays."""
+    """Read one file and copy what its pieces need into their arrays."""
     description = work[0][0].description
     labels = {name: LABELS[name] for name in work[0][1] if name in LABELS}
     columns = [description.image, ACTION, *([STATE] if description.starts_from_state else []), *labels.values()]
@@ -196,7 +196,7 @@ def _pictures(column: pa.ChunkedArray) -> list[bytes | None]:
 
 
 def _vectors(column: pa.ChunkedArray) -> np.ndarray:
-    """A column of numbers, or of lists of as many numbers each, as (N, size)."""
+    """A column of numbers, or of equally long lists of numbers, as (N, size)."""
     values = column.combine_chunks()
     if pa.types.is_list(values.type) or pa.types.is_fixed_size_list(values.type):
         values = values.flatten()
@@ -211,8 +211,7 @@ def _picture(data: bytes | None, folder: Path, size: tuple[int, int]) -> np.ndar
 
 
 def _in_threads(work: Callable, items: list) -> None:
-    """Decoding leaves Python's lock alone, so that threads gain, until the lock's share is all there is. The first error
-    is raised."""
+    """Run in threads, which helps until the GIL is the bottleneck: decoding releases it. Raise the first error."""
     with ThreadPoolExecutor(min(len(items), MOST_THREADS, os.cpu_count() or 1)) as pool:
         for _ in pool.map(work, items):
             pass

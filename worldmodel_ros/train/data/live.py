@@ -1,6 +1,6 @@
-"""Episodes that are simulated while a model is trained on them: processes drive, the training device holds the newest ones.
+"""Episodes simulated during training: worker processes simulate, the training device holds the newest episodes.
 
-So a GPU that is there for minutes does not wait for its data. A dataset on disk (``simulate``) is what two runs can share.
+A GPU available for only minutes need not wait for its data. Runs that share data need a dataset on disk (``simulate``).
 """
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ SAID_EVERY = 10.0  # s
 
 
 class LiveEpisodes(Episodes):
-    """At most ``capacity`` episodes on a device, in memory that is there from the beginning; once it is full, new ones take the
-    place of the oldest. ``add`` may be called while others read: an episode counts when all of it is there."""
+    """At most ``capacity`` episodes on a device, in preallocated memory; once it is full, new ones replace the oldest. ``add``
+    may be called while others read: an episode counts once it is complete."""
 
     def __init__(self, capacity: int, frames: int, preset: Preset, device: torch.device):
         from worldmodel_ros.sim.rollout import array_shapes
@@ -43,14 +43,14 @@ class LiveEpisodes(Episodes):
 
     @property
     def frame_count(self) -> int:
-        """Frames of the episodes that are there."""
+        """Frames of the episodes held."""
         return self.count * self.frames.shape[1]
 
     @torch.no_grad()
     def encode(self, vae: VAE, images: int = 1024) -> None:
-        """Fill ``latents`` of all episodes, one at a time, and of those that come from now on."""
+        """Fill ``latents`` of all episodes, one at a time, and of those added from now on."""
         shape = *self.frames.shape[:2], *vae.preset.latent_size, vae.preset.latent_channels
-        with self._lock:  # an episode that comes meanwhile would be left out
+        with self._lock:  # an episode added meanwhile would be left out
             self._vae, self.latents = vae, torch.zeros(shape, dtype=torch.bfloat16, device=self.frames.device)
             self._encode(torch.arange(self.count, device=self.frames.device))
 
@@ -86,8 +86,8 @@ class LiveEpisodes(Episodes):
 
 
 class Simulation:
-    """Drives the seeds in ``workers`` processes from now on, until they are all done or it is stopped; the first ``held_back``
-    of them make ``held``, the others ``episodes``. ``measured``: share whose actions are what wheel encoders measured."""
+    """Simulates the seeds in ``workers`` processes until all are done or it is stopped; the first ``held_back`` episodes go to
+    ``held``, the others to ``episodes``. ``measured``: share whose actions are what wheel encoders measured."""
 
     def __init__(self, seeds: range, held_back: int, capacity: int, frames: int, preset: Preset,
                  mix: Mapping[str, float] | None, device: torch.device, workers: int, measured: float = 0.0):
@@ -98,14 +98,13 @@ class Simulation:
         self.episodes = LiveEpisodes(capacity, frames, preset, device)
         self.held = LiveEpisodes(held_back, frames, preset, device) if held_back else None
         self._held_back, self._failed = held_back, None
-        self._pool = multiprocessing.get_context('spawn').Pool(workers, os.nice, (5,))  # the training goes first
+        self._pool = multiprocessing.get_context('spawn').Pool(workers, os.nice, (5,))  # training has priority
         jobs = ((seed, frames, preset.image_size, mix, measured) for seed in seeds)
         self._thread = threading.Thread(target=self._feed, args=(self._pool, jobs), daemon=True)
         self._thread.start()
 
     def wait(self, count: int) -> None:
-        """Until the held-back episodes and ``count`` others are there. Raises RuntimeError when the simulation has ended
-        before."""
+        """Wait for the held-back episodes and ``count`` others. Raises RuntimeError if the simulation ends before."""
         while self.episodes.count < count or (self.held is not None and self.held.count < self._held_back):
             if not self._thread.is_alive():
                 raise RuntimeError(f'the simulation ended after {self.episodes.count} episodes: '
@@ -118,7 +117,7 @@ class Simulation:
         self._thread.join(10.0)
 
     def _feed(self, pool: Pool, jobs: Iterator[tuple]) -> None:
-        from worldmodel_ros.sim.rollout import drive_alone  # of a module that a process can import without torch
+        from worldmodel_ros.sim.rollout import drive_alone  # its module can be imported without torch
         chunk, held, start = [], 0, time.monotonic()
         told = start
         try:
@@ -136,5 +135,5 @@ class Simulation:
                     print(json.dumps({'simulated': self.episodes.added, 'seconds': round(told - start, 1)}), flush=True)
             print(json.dumps({'simulated': self.episodes.added, 'seconds': round(time.monotonic() - start, 1), 'all': True}),
                   flush=True)
-        except Exception as error:  # tells the thread that waits for episodes
+        except Exception as error:  # ``wait`` reports it
             self._failed = error

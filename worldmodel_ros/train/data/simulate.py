@@ -2,8 +2,8 @@
 
     python -m worldmodel_ros.train.data.simulate --episodes 60 --first-seed 1000000 --out data/eval
 
-Each process writes files of whole episodes (``datasets.shard``). An episode depends on its seed, the image's size and
-the drivers' mix alone, so the number of processes changes nothing. The seeds stand in meta/info.json.
+Each process writes files of whole episodes (``datasets.shard``). An episode depends only on its seed, the image size and
+the mix of drivers, not on the number of processes. The seeds are in meta/info.json.
 """
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ EXPERT, SEARCH, CONTACT, DISTANCE, VISIBLE, POSE = (
 
 @dataclass(frozen=True)
 class Drives:
-    """``episodes`` simulated episodes of ``frames`` images of the preset's size, by the seeds from ``first_seed`` on."""
+    """``episodes`` simulated episodes of ``frames`` images of the preset's size, with seeds from ``first_seed`` on."""
 
     first_seed: int
     episodes: int
@@ -85,7 +85,7 @@ def simulate(folder: Path, drives: Drives, workers: int | None = None, mix: Mapp
 
 def _written(folder: Path, drives: Drives, files: Sequence[int], mix: Mapping[str, float], workers: int
              ) -> Iterator[tuple[int, Shard]]:
-    """Numbers of the files and what is in them, as they are finished."""
+    """Yield the files' numbers and shards as they are finished."""
     if workers == 1:
         for number in files:
             yield number, write_file(folder, drives, number, mix)
@@ -101,14 +101,14 @@ def _written(folder: Path, drives: Drives, files: Sequence[int], mix: Mapping[st
 
 
 def write_file(folder: Path, drives: Drives, number: int, mix: Mapping[str, float]) -> Shard:
-    """Drive and write the episodes of one file of the dataset."""
+    """Simulate and write the episodes of one file of the dataset."""
     from worldmodel_ros.sim.rollout import array_shapes, drive_episode
     from worldmodel_ros.sim.world import World
     first = number * drives.episodes_per_file
     last = min(first + drives.episodes_per_file, drives.episodes)
     writer = ShardWriter(folder, drives.layout, _tasks(mix), number, first, first * drives.frames)
     world = World(image_size=drives.preset.image_size)
-    # One step more than is kept: it tells what was executed after the last frame.
+    # One step more than is kept, for the action executed after the last frame.
     shapes = array_shapes(1, drives.frames + 1, drives.preset.image_size)
     arrays = {name: np.zeros(shape[1:], dtype) for name, (shape, dtype) in shapes.items() if len(shape) > 1}
     for episode in range(first, last):
@@ -131,7 +131,7 @@ def _tasks(mix: Mapping[str, float]) -> dict[str, int]:
 
 
 def _drawing_gpus() -> list[str]:
-    """GPUs that EGL can draw on, where there are several to choose from; each is tried in a process of its own."""
+    """GPUs that EGL can render on, if the choice is free; each is tried in its own process."""
     if os.environ.get('MUJOCO_GL', '').lower() != 'egl' or 'MUJOCO_EGL_DEVICE_ID' in os.environ:
         return []
     tried = [subprocess.Popen([sys.executable, '-c', 'import mujoco.egl'], stderr=subprocess.DEVNULL,
@@ -141,7 +141,7 @@ def _drawing_gpus() -> list[str]:
 
 
 def _start_worker(turns: multiprocessing.Queue | None) -> None:
-    """Choose the worker's GPU, before MuJoCo is imported: it takes its device then."""
+    """Choose the worker's GPU before MuJoCo is imported, which fixes its device."""
     if turns is not None:
         os.environ['MUJOCO_EGL_DEVICE_ID'] = turns.get()
 

@@ -1,4 +1,4 @@
-"""Variants of recordings that might have been recorded too: mirrored, and in another light."""
+"""Augmentation of recordings: mirroring and changes of light."""
 from __future__ import annotations
 
 import torch
@@ -6,23 +6,23 @@ from torch import Tensor
 
 from ...model.presets import Preset
 
-# What changes its sign where left and right change places (REP-103: x ahead, y to the left, z up).
+# Components whose sign flips when left and right are swapped (REP-103: x ahead, y to the left, z up).
 _LATERAL = {'linear.y', 'angular.x', 'angular.z'}
 _AXES = {f'{kind}.{axis}' for kind in ('linear', 'angular') for axis in 'xyz'}
 
-# Deviations of the light, natural logarithms: of the exponent of brightness, contrast, exposure, and each colour.
+# Standard deviations of the light, natural logarithms: brightness exponent, contrast, exposure, and each colour.
 GAMMA, CONTRAST, EXPOSURE, COLOUR = 0.15, 0.12, 0.10, 0.04
 
 
 def mirror_signs(preset: Preset) -> Tensor | None:
-    """Return factors (A,) of the actions of a mirrored recording, or None if the names of the actions do not tell them."""
+    """Return the factors (A,) for the actions of a mirrored recording, or None if the actions' names do not tell them."""
     if not set(preset.action_names) <= _AXES:
         return None
     return torch.tensor([-1.0 if name in _LATERAL else 1.0 for name in preset.action_names])
 
 
 class Light:
-    """``count`` changes of light, each constant over a clip, as lamps are; the first ``unchanged`` change nothing."""
+    """``count`` random changes of light, each constant over a clip; the first ``unchanged`` change nothing."""
 
     def __init__(self, count: int, generator: torch.Generator, unchanged: int = 0) -> None:
         deviations = torch.tensor([GAMMA, CONTRAST, EXPOSURE, *[COLOUR] * 3], device=generator.device)
@@ -41,5 +41,5 @@ class Light:
 
 
 def mirrored(images: Tensor, which: Tensor) -> Tensor:
-    """Swap left and right in those of the images (B, ..., W) that ``which`` (B,) says."""
+    """Mirror the images (B, ..., W) that ``which`` (B,) selects."""
     return torch.where(which.reshape(-1, *[1] * (images.dim() - 1)), images.flip(-1), images)

@@ -1,4 +1,4 @@
-"""Chains of images as training episodes: as they are for the autoencoder, as latents of variants for the DiT."""
+"""Chains of images as training episodes: unchanged for the autoencoder, as latents of variants for the DiT."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -14,13 +14,13 @@ from ...model.vae import VAE, to_frames
 from .augment import Light, mirror_signs, mirrored
 from .recording import Chain
 
-# Longer chains are cut, so that a long one does not make all others as long with padding; the pieces overlap, so that
-# every clip is whole in one of them.
+# Longer chains are cut, so that a long one does not pad all others to its length; the pieces overlap, so that every clip is
+# whole in one of them.
 PIECE_FRAMES = 240
 
 
 def episodes(chains: Sequence[Chain], clip_frames: int, device: torch.device) -> Episodes:
-    """Return chains as episodes to draw clips of ``clip_frames`` from. ValueError if there are none."""
+    """Return chains as episodes to draw clips of ``clip_frames`` from. Raises ValueError if there are none."""
     pieces = [(chain.frames[k:k + PIECE_FRAMES], chain.actions[k:k + PIECE_FRAMES]) for chain in chains
               for k in range(0, max(1, len(chain) - clip_frames + 1), PIECE_FRAMES - clip_frames + 1)]
     if not pieces:
@@ -38,7 +38,7 @@ def encoded_variants(recorded: Episodes, vae: VAE, preset: Preset, count: int, m
                      generator: torch.Generator) -> Episodes:
     """Return ``count`` variants of each episode, encoded; the first is as it was recorded, every second one mirrored.
 
-    Their images are not kept (E * count, T, 0, 0, 3): of an hour they would take gigabytes, and the DiT needs none.
+    Images are not kept (E * count, T, 0, 0, 3): those of an hour would take gigabytes, and the DiT needs none.
     """
     signs = mirror_signs(preset) if mirror else None
     latents, actions = [], []
@@ -55,7 +55,7 @@ def encoded_variants(recorded: Episodes, vae: VAE, preset: Preset, count: int, m
 
 
 def _changed(recorded: Episodes, row: int, light: Light, swap: bool) -> Tensor:
-    """One episode's images, uint8 (T, H, W, 3), in another light, or mirrored too."""
+    """One episode's images, uint8 (T, H, W, 3), in another light, and mirrored if ``swap``."""
     length = torch.arange(recorded.frames.shape[1], device=recorded.frames.device)
     images = light(recorded.images(torch.full_like(length, row)[None], length[None]))
     if swap:

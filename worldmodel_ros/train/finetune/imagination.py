@@ -1,4 +1,4 @@
-"""Predictions from many moments of a recording, in batches: as of a session that has just seen a window of it."""
+"""Batched predictions from many moments of a recording, like those of a session that has just seen a window of it."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ _BATCH = 32  # moments at a time
 class Moments:
     """B moments with a window of W frames up to them and the F frames that followed.
 
-    frames uint8 (B, 1 + W + F, H, W, 3): the first one is what the autoencoder had seen before; actions float32
-    (B, W + F, A), the one that led to each frame but the first; drive int (B,) and times (B,) say where they are.
+    frames uint8 (B, 1 + W + F, H, W, 3): the first one is what the autoencoder saw before the window; actions float32
+    (B, W + F, A), the one that led to each frame but the first; drive int (B,) and times (B,) locate the moments.
     """
 
     frames: np.ndarray
@@ -41,17 +41,17 @@ class Moments:
 
     @property
     def followed(self) -> np.ndarray:
-        """What came (B, F, H, W, 3)."""
+        """The true images that followed (B, F, H, W, 3)."""
         return self.frames[:, self.window + 1:]
 
     @property
     def ahead(self) -> np.ndarray:
-        """The actions (B, F, A) under which it came."""
+        """The actions (B, F, A) that led to them."""
         return self.actions[:, self.window:]
 
 
 def moments(parts: Sequence[Part], preset: Preset, most: int) -> Moments:
-    """Return at most so many moments of parts of recordings, evenly spread. ValueError if there is none."""
+    """Return at most ``most`` moments of parts of recordings, evenly spread. Raises ValueError if there is none."""
     window, length = preset.window_frames, judged_frames(preset)
     places = [(drive, chain, k) for drive, part in enumerate(parts)
               for chain in part.chains(preset, length) for k in range(len(chain) - length + 1)]
@@ -68,7 +68,7 @@ def moments(parts: Sequence[Part], preset: Preset, most: int) -> Moments:
 def imagine(model: WorldModel, moments: Moments, steps: int, ahead: np.ndarray | None = None) -> np.ndarray:
     """Return the F imagined images of each moment, uint8 (B, F, H, W, 3), under its own actions or those of ``ahead``.
 
-    The same moments give the same images on one machine: the noise is always the same.
+    The same moments give the same images on one machine, as the noise is fixed.
     """
     device, preset, window = model.vae.latent_mean.device, model.preset, moments.window
     count = moments.followed.shape[1]
@@ -81,7 +81,7 @@ def imagine(model: WorldModel, moments: Moments, steps: int, ahead: np.ndarray |
         actions = moments.actions[chosen].copy()
         if ahead is not None:
             actions[:, window:] = ahead[chosen]
-        # A last chunk that is short goes on with its last action, as in a session.
+        # A short last chunk repeats its last action, as in a session.
         actions = np.concatenate([actions, actions[:, -1:].repeat(chunks * preset.chunk_frames - count, 1)], 1)
         noise = torch.randn((len(latents), chunks * preset.chunk_frames, *latents.shape[2:]), generator=generator)
         imagined = roll_out(model.dit, latents[:, 1:], torch.from_numpy(actions).to(device), noise.to(device), steps)
@@ -91,7 +91,7 @@ def imagine(model: WorldModel, moments: Moments, steps: int, ahead: np.ndarray |
 
 @torch.no_grad()
 def reconstruct(vae: VAE, moments: Moments) -> np.ndarray:
-    """Return the moments' newest images as the autoencoder alone gives them back, uint8 (B, H, W, 3)."""
+    """Return the moments' newest images as the autoencoder alone reconstructs them, uint8 (B, H, W, 3)."""
     pictures = []
     for first in range(0, len(moments), _BATCH):
         latents = encode(vae, moments.frames[first:first + _BATCH, moments.window - 2:moments.window + 1])
@@ -100,7 +100,7 @@ def reconstruct(vae: VAE, moments: Moments) -> np.ndarray:
 
 
 def encode(vae: VAE, frames: np.ndarray) -> Tensor:
-    """Latents (B, T, h, w, Z) of frames uint8 (B, T, H, W, 3), each row a stream of its own."""
+    """Return latents (B, T, h, w, Z) of frames uint8 (B, T, H, W, 3), each row its own stream."""
     images = torch.from_numpy(frames).to(vae.latent_mean.device).float().div_(127.5).sub_(1.0)
     return vae.encode_clips(images.movedim(-1, 2))
 

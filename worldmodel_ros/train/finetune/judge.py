@@ -1,4 +1,4 @@
-"""The numbers before and after: prediction compared with copying, the autoencoder alone, the effect of actions."""
+"""Metrics before and after fine-tuning: prediction versus copying, the autoencoder alone, the effect of actions."""
 from __future__ import annotations
 
 import numpy as np
@@ -12,18 +12,18 @@ from .imagination import Moments, imagine, reconstruct
 
 HORIZONS_S = (0.2, 0.5, 1.0)
 STEPS = {'two_step': 2, 'one_step': 1}  # network calls per chunk
-# Other actions say something only where they are other ones: by this share of the actions' range, root mean square.
+# Other actions count only if they differ by this share of the actions' range, root mean square.
 _DIFFERENT = 0.1
 
 
 def judge(model: WorldModel, moments: Moments) -> dict:
-    """Return the numbers of a model on moments that it was not trained on.
+    """Return a model's metrics on moments that it was not trained on.
 
-    ``prediction``: by number of steps and by horizon, PSNR [dB] and SSIM of the image imagined under the actions that
-    were really executed, of the newest image in its place (``copy``), and the differences with their 95 % intervals,
-    over the images that a moving robot led to. ``autoencoder_db``: PSNR of images that were just encoded and decoded,
-    the bound of every prediction. ``what_if``: how often the future imagined under the true actions is nearer to what
-    came than the one under other actions, and by how much; a model that ignores its actions has 0.5 and 0 dB.
+    ``prediction``: by number of steps and by horizon, PSNR [dB] and SSIM of the image predicted under the executed
+    actions, of the newest image in its place (``copy``), and the differences with their 95 % intervals, over the images
+    that a moving robot led to. ``autoencoder_db``: PSNR of images that were only encoded and decoded, the bound of every
+    prediction. ``what_if``: how often the future predicted under the true actions is nearer to the truth than the one
+    under other actions, and by how much; a model that ignores its actions has 0.5 and 0 dB.
     """
     imagined = {name: imagine(model, moments, steps) for name, steps in STEPS.items()}
     return {'prediction': {name: _by_horizon(model, moments, pictures) for name, pictures in imagined.items()},
@@ -32,7 +32,7 @@ def judge(model: WorldModel, moments: Moments) -> dict:
 
 
 def score(model: WorldModel, moments: Moments) -> float:
-    """Return the mean PSNR [dB] of all that a model imagines in two steps: what the training is stopped by."""
+    """Return the mean PSNR [dB] of a model's two-step predictions, the criterion for early stopping."""
     return float(_psnr(imagine(model, moments, 2), moments.followed).mean())
 
 
@@ -58,7 +58,7 @@ def _by_horizon(model: WorldModel, moments: Moments, imagined: np.ndarray) -> di
 
 
 def _what_if(model: WorldModel, moments: Moments, imagined: np.ndarray) -> dict:
-    """Under mirrored actions, or where their names do not tell how to mirror them, under those of another moment."""
+    """Compare with mirrored actions or, if their names do not tell how to mirror them, those of another moment."""
     preset, true = model.preset, _psnr(imagined, moments.followed).mean(1)
     signs = mirror_signs(preset)
     name, actions = ('of another moment', np.roll(moments.ahead, len(moments) // 2, 0)) if signs is None else (
@@ -72,7 +72,7 @@ def _what_if(model: WorldModel, moments: Moments, imagined: np.ndarray) -> dict:
 
 
 def _psnr(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """PSNR [dB] of images (..., H, W, 3), one value an image."""
+    """PSNR [dB] of images (..., H, W, 3), one value per image."""
     return _each(psnr, a, b)
 
 

@@ -1,4 +1,4 @@
-"""What fine-tuning learns from: recordings, in variants, with the ground truth as the target of every step."""
+"""Objectives of fine-tuning: augmented recordings, with the ground truth as the target of every step."""
 from __future__ import annotations
 
 import numpy as np
@@ -16,7 +16,7 @@ from .augment import Light, mirrored
 
 
 class VariedClips(VaeObjective):
-    """Reconstruction of clips, half of them mirrored, each in a light of its own."""
+    """Reconstruction of clips, half of them mirrored, each in its own light."""
 
     mirror = True
 
@@ -29,10 +29,10 @@ class VariedClips(VaeObjective):
 
 
 class _TruthAsTarget(StudentObjective):
-    """All kinds of steps learn from the ground truth.
+    """Trains all kinds of steps on the ground truth.
 
-    A teacher that has seen half a minute of a place knows less than the recording itself, and what regresses the truth
-    answers with the mean of the possible futures, the best that few steps can give.
+    A teacher that has seen half a minute of a place knows less than the recording itself, and regression to the truth
+    gives the mean of the possible futures, the best that few steps can do.
     """
 
     @torch.no_grad()
@@ -47,11 +47,11 @@ class Recorded(_TruthAsTarget):
 
 
 class Imagined(_TruthAsTarget, SelfForcingObjective):
-    """On what the model itself imagined from them, a chunk or more later."""
+    """On context that the model itself imagined from them, a chunk or more later."""
 
 
 class RecordedAndImagined(Objective):
-    """Recorded context until ``settled`` of the training is done, from then on imagined context in every second step."""
+    """Recorded context for the share ``settled`` of the training, then imagined context in every second step."""
 
     def __init__(self, recorded: Recorded, imagined: Imagined, settled: float) -> None:
         self.recorded, self.imagined, self.settled = recorded, imagined, settled

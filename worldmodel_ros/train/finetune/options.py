@@ -1,4 +1,4 @@
-"""What can be chosen about fine-tuning, and how its time is spent."""
+"""Options of fine-tuning, and how its time is split."""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ MOST_STEPS = 1_000_000  # where time is the limit
 
 @dataclass(frozen=True)
 class FineTuning:
-    """``minutes`` of learning in all, or exactly ``steps`` of autoencoder and DiT (repeatable).
+    """``minutes`` of training in total, or exactly ``steps`` of autoencoder and DiT (repeatable).
 
-    ``vae_batch`` and ``batch``: clips per step. ``variants``: of each recording that the DiT sees, half of them mirrored unless
-    ``mirror`` is off or the names of the actions do not tell how. Rates are peaks of the learning rate; ``imagined_from``
-    is the share of the DiT's training after which it goes on from its own imagination too.
+    ``vae_batch`` and ``batch``: clips per step. ``variants`` of each recording that the DiT sees, half of them mirrored unless
+    ``mirror`` is off or the actions' names do not tell how. Rates are peak learning rates; ``imagined_from`` is the share
+    of the DiT's training after which its own predictions serve as context too.
     """
 
     minutes: float
@@ -34,13 +34,13 @@ class FineTuning:
 
     @classmethod
     def on(cls, device: str, minutes: float | None = None, **others) -> FineTuning:
-        """What suits a device: a GPU takes large batches in the time in which a CPU takes small ones."""
+        """Return the defaults for a device: a GPU takes large batches in the time a CPU takes for small ones."""
         if device == 'cpu':
             return cls(minutes or 20.0, **others)
         return cls(minutes or 2.0, vae_batch=64, batch=48, average=0.995, **others)
 
     def schedules(self) -> tuple[Schedule, Schedule]:
-        """Of the autoencoder and of the DiT."""
+        """Return the schedules of the autoencoder and of the DiT."""
         if self.steps:
             return (Schedule(self.steps[0], self.vae_rate, average=self.average),
                     Schedule(self.steps[1], self.rate, average=self.average))

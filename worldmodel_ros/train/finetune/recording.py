@@ -23,7 +23,7 @@ class RecordingError(ValueError):
 
 @dataclass(frozen=True)
 class Recording:
-    """N images of a camera, as many as it gave.
+    """N images of a camera, at its full rate.
 
     frames uint8 (N, H, W, 3), at the model's size; stamps (N,) [s], rising within an episode; received (N,) in s since
     the first image's receipt, never falling; executed float32 (N, A), SI units, the mean action since the image
@@ -43,7 +43,7 @@ class Recording:
 
     @property
     def seconds(self) -> float:
-        """From the first image to the last."""
+        """Duration from the first image to the last."""
         return float(self.received[-1])
 
 
@@ -64,8 +64,8 @@ def read(path: Path, preset: Preset, config: Path | None = None) -> Recording:
     """
     Return all images of a rosbag2 recording, or of a LeRobot dataset.
 
-    A bag is read as ``worldmodel evaluate bag`` reads it, with the same file of ``config``, but that no image between two
-    ticks is left out. Raises RecordingError, BagError or DatasetError.
+    A bag is read as by ``worldmodel evaluate bag`` with the same ``config`` file, except that images between ticks are
+    kept. Raises RecordingError, BagError or DatasetError.
     """
     return _read_dataset(path, preset) if lerobot.is_dataset(path) else _read_bag(path, preset, config)
 
@@ -88,7 +88,7 @@ def _read_bag(path: Path, preset: Preset, config: Path | None) -> Recording:
         began = next(iter(bag.messages([mapping.image_topic]))).log_ns
         notes = (*mapping.notes, *(problem.text for problem in bag.problems))
         stamps, logs = (np.array([getattr(t, name) for t in ticks]) for name in ('stamp_ns', 'log_ns'))
-        # Where time was set back, what was held out must not come before what is trained on.
+        # If the clock was set back, held-out data must still come after training data.
         received = np.maximum.accumulate((logs - began) / NS)
         return Recording(path, np.stack([t.image for t in ticks]), (stamps - stamps[0]) / NS, received,
                          np.stack([t.executed for t in ticks]), np.array([t.episode for t in ticks]), notes,
@@ -96,7 +96,7 @@ def _read_bag(path: Path, preset: Preset, config: Path | None) -> Recording:
 
 
 def _read_dataset(path: Path, preset: Preset) -> Recording:
-    """The episodes follow each other in time, with a second between two."""
+    """Lay the episodes out in time, with a second between two."""
     episodes = lerobot.load([path], 'cpu', preset, clip_frames=1)
     longest = episodes.frames.shape[1]
     lengths = [longest] * len(episodes) if episodes.lengths is None else episodes.lengths.tolist()
@@ -109,9 +109,9 @@ def _read_dataset(path: Path, preset: Preset) -> Recording:
 
 
 def chains(recording: Recording, preset: Preset, start: float, end: float) -> list[Chain]:
-    """Return the images received from ``start`` until ``end`` [s] as chains, which have each image at most once.
+    """Return the images received from ``start`` until ``end`` [s] as chains, each image at most once.
 
-    A camera of 20 Hz gives a model of 10 Hz two chains, which differ in their phase: a clip may begin at any image.
+    A 20 Hz camera gives a 10 Hz model two chains that differ in phase, so that a clip may begin at any image.
     """
     chosen = np.flatnonzero((recording.received >= start) & (recording.received < end))
     parts = (index[part] for episode in np.unique(recording.episode[chosen])
@@ -122,12 +122,12 @@ def chains(recording: Recording, preset: Preset, start: float, end: float) -> li
 
 
 def _parts(stamps: np.ndarray, period: float) -> Iterator[np.ndarray]:
-    """Yield indices into rising stamps [s]: parts of steps that a live node would take, none of them in two parts.
+    """Yield indices into rising stamps [s]: disjoint parts of steps that a live node would take.
 
-    Of a rate that is no multiple of the model's, one in some images is in no part.
+    At a rate that is no multiple of the model's, some images are in no part.
     """
     used = np.zeros(len(stamps), bool)
-    nanoseconds = (np.round((stamps - stamps[0]) * NS).astype(np.int64) + 1).tolist()  # a stamp of zero is none
+    nanoseconds = (np.round((stamps - stamps[0]) * NS).astype(np.int64) + 1).tolist()  # a stamp of zero means none
     for first in range(len(stamps)):
         part = [] if used[first] else list(_part(nanoseconds, used, first, period))
         used[part] = True
@@ -136,7 +136,7 @@ def _parts(stamps: np.ndarray, period: float) -> Iterator[np.ndarray]:
 
 
 def _part(stamps: list[int], used: np.ndarray, first: int, period: float) -> Iterator[int]:
-    """Yield what a live node takes that begins with the image ``first``, up to a gap, or to one that is used."""
+    """Yield the images that a live node takes from ``first`` on, up to a gap or to one that is used."""
     pacer, last = FramePacer(period), stamps[first]
     for k in range(first, len(stamps)):
         pace = pacer.classify(stamps[k], _SETTINGS.tick_tolerance, _SETTINGS.time_jump)
@@ -151,7 +151,7 @@ def _part(stamps: list[int], used: np.ndarray, first: int, period: float) -> Ite
 def _actions(recording: Recording, part: np.ndarray, period: float) -> np.ndarray:
     """Mean actions (T, A) over the steps that end at the images ``part`` (T,), float32."""
     stamps = recording.stamps
-    # No image of the chain is before the first: that one takes what is nearest to a step back.
+    # The chain has no image before the first: use the recorded one nearest to a step back.
     earlier = np.flatnonzero(recording.episode[:part[0] + 1] == recording.episode[part[0]])
     first = earlier[np.abs(stamps[earlier] - (stamps[part[0]] - period)).argmin()]
     actions = [recording.executed[now] if before == now else np.average(

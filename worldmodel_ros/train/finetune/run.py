@@ -28,10 +28,10 @@ Progress = Callable[[str], None]  # is told what begins
 
 def fine_tune(model: WorldModel, parts: Split, options: FineTuning, out: Path,
               progress: Progress = lambda what: None) -> dict:
-    """Adapt VAE and DiT of ``model`` in place, on its device; return what there is to say about it, for JSON.
+    """Adapt VAE and DiT of ``model`` in place, on its device; return a summary for JSON.
 
-    The heads stay as they are. Nothing of ``parts.held_out`` is trained on, or decides when to stop. Logs of the losses
-    go into the folder ``out``. With ``options.steps`` the same recordings give the same weights on one machine.
+    The heads stay as they are. ``parts.held_out`` is used neither for training nor for early stopping. Loss logs go into
+    the folder ``out``. With ``options.steps`` the same recordings give the same weights on one machine.
     """
     preset, device = model.preset, model.vae.latent_mean.device
     mirror = options.mirror and mirror_signs(preset) is not None
@@ -47,7 +47,7 @@ def fine_tune(model: WorldModel, parts: Split, options: FineTuning, out: Path,
     progress('the DiT learns')
     dit = _tune_dit(model, recorded, watched, options, of_dit, mirror, Log(out, 'dit'))
     progress('judging the result')
-    with torch.no_grad():  # what is judged is what is stored
+    with torch.no_grad():  # judge the weights as they are stored
         for parameter in model.parameters():
             parameter.copy_(parameter.bfloat16())
     return {'before': before, 'after': judge(model, judged), 'split': parts.to_dict(), 'mirrored': mirror,

@@ -1,4 +1,4 @@
-"""What of a recording is trained on, what decides when to stop, and what judges the result."""
+"""Splits recordings into parts for training, for early stopping (validation) and for judging the result."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -8,8 +8,8 @@ from pathlib import Path
 from ...model.presets import Preset
 from .recording import Chain, Recording, RecordingError, chains
 
-VALIDATION_SHARE = 0.12  # of what may be trained on: its end, which decides when to stop
-HORIZON_STEPS = 10       # that the longest judged prediction looks ahead
+VALIDATION_SHARE = 0.12  # of what may be trained on: its end, for early stopping
+HORIZON_STEPS = 10       # of the longest judged prediction
 LEAST_VALIDATION = 2 * HORIZON_STEPS
 
 
@@ -36,8 +36,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Split:
-    """Parts of all recordings. ``gap_s`` lies unused before what is held out, so that no window reaches from what is
-    trained on to what judges. A validation part begins with a window that is trained on; what follows it counts."""
+    """Parts of all recordings. ``gap_s`` before the held-out part is unused, so that no window spans training and held-out
+    data. A validation part begins with a window that is trained on; only what follows it counts."""
 
     training: Sequence[Part]
     validation: Sequence[Part]
@@ -50,8 +50,8 @@ class Split:
 
 
 def judged_frames(preset: Preset) -> int:
-    """Frames of the shortest chain that something can be judged on: a window with the frame before it, which the
-    autoencoder's state comes from, and the images that follow it."""
+    """Return the frames of the shortest chain that can be judged: a window, the frame before it, from which the
+    autoencoder's state comes, and the images that follow it."""
     return 1 + preset.window_frames + HORIZON_STEPS
 
 
@@ -68,7 +68,7 @@ def split(recordings: Sequence[Recording], preset: Preset, clip_frames: int, sha
     context = (1 + preset.window_frames) * period
     training, validation, judged = [], [], []
     for recording in recordings:
-        # Tenths of a second, so that ``--skip`` of ``worldmodel evaluate bag`` says exactly the same.
+        # Tenths of a second, so that ``--skip`` of ``worldmodel evaluate bag`` can give exactly the same.
         border = recording.seconds + period if held_out else round((1.0 - share) * recording.seconds, 1)
         end = border - gap
         middle = end - max(VALIDATION_SHARE * end, LEAST_VALIDATION * period)

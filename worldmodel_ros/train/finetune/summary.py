@@ -6,7 +6,7 @@ from typing import Any
 
 
 def in_words(result: Mapping[str, Any]) -> str:
-    """Return a table of what ``fine_tune`` found, before and after, and what to think of it."""
+    """Return a table of ``fine_tune``'s metrics, before and after, and a verdict."""
     before, after = result['before'], result['after']
     seconds = sum(part['end_s'] - part['start_s'] for part in result['split']['held_out'])
     return '\n'.join([

@@ -1,4 +1,4 @@
-"""A loop that stops where it stops paying: steps under a schedule, with a look at other recordings on the way."""
+"""Training loop with early stopping: steps under a schedule, with checks on a validation part."""
 from __future__ import annotations
 
 import copy
@@ -16,13 +16,13 @@ from worldmodel_ros.train.run.log import Log
 from worldmodel_ros.train.run.loop import Optimiser
 from worldmodel_ros.train.run.ranks import Ranks
 
-CHECKS = 12    # looks at the validation part, evenly spread over the schedule
-PATIENCE = 4   # looks without a better result after which the training ends, once half of it is done
+CHECKS = 12    # checks on the validation part, evenly spread over the schedule
+PATIENCE = 4   # checks without a better result after which the training ends, once half of it is done
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """How a loop went: ``scores`` [dB] are (step, score of the averaged weights); those of ``best_step`` were kept."""
+    """Result of ``tune``: ``scores`` [dB] are (step, score of the averaged weights); those of ``best_step`` were kept."""
 
     steps: int
     seconds: float
@@ -40,8 +40,8 @@ def tune(module: nn.Module, averaged: nn.Module, objective: Objective, schedule:
          seed: int) -> Tuned:
     """Train ``module`` by an objective and leave it with the best averaged weights seen.
 
-    ``score`` judges ``averaged``, more is better; where no step makes it better, the weights stay as they were. The
-    objective is told in ``done`` which share of the schedule is over.
+    ``score`` judges ``averaged``, higher is better; if no step improves it, the weights stay as they were. The
+    objective's ``done`` is set to the share of the schedule that is over.
     """
     device = next(module.parameters()).device
     generator, rng = torch.Generator(device).manual_seed(seed), np.random.default_rng(seed)

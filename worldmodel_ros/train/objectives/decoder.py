@@ -1,12 +1,12 @@
-"""Stage ``decoder``: images of what is imagined are drawn as sharply as the world is, and nothing else changes.
+"""Stage ``decoder``: trains the decoder alone, so that predicted images are as sharp as real ones.
 
-An imagined latent is a mean of what may come, of which a decoder that learned from squared errors draws a blur. Here the
-decoder alone goes on learning, from latents that the frozen networks imagine and encode. Three things lead it: the error of the
-pixels, less for what is farther ahead; the energy of details (``detail``); and an adversary that sees patches (Isola et al.,
-"Image-to-Image Translation with Conditional Adversarial Networks", 2017; the hinge loss of Lim and Ye, "Geometric GAN", 2017;
-spectral normalisation of Miyato et al., 2018), whose gradient is as large as that of the error (Esser et al., "Taming
-Transformers for High-Resolution Image Synthesis", 2021). The camera's noise is added to what the adversary is shown: else it
-tells images apart by their noise alone, and the decoder draws a grid on smooth walls in its place.
+A predicted latent is a mean of possible futures, which a decoder trained on squared errors renders as blur. Here the decoder
+alone continues to train, on latents that the frozen networks predict and encode. Its losses are the pixel error, with less
+weight farther ahead; the energy of details (``detail``); and a patch adversary (Isola et al., "Image-to-Image Translation with
+Conditional Adversarial Networks", 2017; the hinge loss of Lim and Ye, "Geometric GAN", 2017; spectral normalisation of Miyato
+et al., 2018), whose gradient is scaled to that of the error (Esser et al., "Taming Transformers for High-Resolution Image
+Synthesis", 2021). Camera noise is added to the adversary's input: otherwise it tells images apart by their noise alone, and the
+decoder imitates that with a grid on smooth walls.
 """
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from .detail import energy_error, sharpness
 from .objective import Objective
 from .sampler import roll_out
 
-_RAISED = 4.0  # details, what differs from the mean of 3 x 3 pixels, are about as large as the images then
-_BLUR_NOISE = 1.0  # of 255, on all that the adversary sees: true images are in whole numbers, drawn ones are not
+_RAISED = 4.0  # scales details, the difference from the mean of 3 x 3 pixels, to about the range of the images
+_BLUR_NOISE = 1.0  # of 255, on all that the adversary sees: true images are integers, decoded ones are not
 _AHEAD = 1.0  # s, how far ahead images are judged
 _JUDGED = 256  # moments
 
 
 class Adversary(nn.Module):
-    """Images (B, 3, H, W) to how true each patch of 40 x 40 pixels looks, (B, 1, H / 8, W / 8): above zero, rather true. It is
-    shown their details apart, which blur takes away first."""
+    """Scores how real each patch of 40 x 40 pixels of images (B, 3, H, W) looks, (B, 1, H / 8, W / 8): above zero, rather real.
+    Details, which blur removes first, are separate input channels."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -50,14 +50,14 @@ class Adversary(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         details = images - F.avg_pool2d(F.pad(images, (1, 1, 1, 1), mode='replicate'), 3, 1)
-        # Channels last, as tensor cores take them; the weights stay as they are, for what is saved of them.
+        # Channels last for tensor cores; the weights keep their layout, as they are saved.
         return self.layers(torch.cat([images, _RAISED * details], 1).contiguous(memory_format=torch.channels_last))
 
 
 @dataclass
 class Drawn:
-    """B latents (B, h, w, Z) to be drawn, those of the frames before them, the true images (B, 3, H, W), frames ahead (B,), 0
-    for encoded ones, and the noise that the adversary is shown on drawn images and on true ones (2, B, 3, H, W)."""
+    """B latents (B, h, w, Z) to decode, those of the frames before them, the true images (B, 3, H, W), frames ahead (B,), 0
+    for encoded ones, and the noise added for the adversary to decoded and to true images (2, B, 3, H, W)."""
 
     latents: Tensor
     before: Tensor
@@ -67,15 +67,15 @@ class Drawn:
 
 
 class DecoderObjective(Objective):
-    """Pixels, energy of details and adversary, of images drawn from imagined and from encoded latents.
+    """Pixel error, energy of details and adversary, on images decoded from imagined and from encoded latents.
 
-    Every ``judge_s``, the averaged decoder is judged on held-back episodes and becomes one of ``points``, of which the best is
-    what the stage leaves.
+    Every ``judge_s``, the averaged decoder is judged on held-back episodes and becomes one of ``points``, of which the stage
+    keeps the best.
     """
 
     def __init__(self, model: WorldModel, averaged: WorldModel, episodes: Episodes, options: DecoderOptions,
                  held_back: Episodes, points: Points) -> None:
-        """Raises ValueError for frames ahead that are no whole chunks."""
+        """Raises ValueError if the frames ahead are not whole chunks."""
         if options.ahead % model.preset.chunk_frames:
             raise ValueError(f'ahead is {options.ahead}: it must be whole chunks of {model.preset.chunk_frames} frames')
         self.model, self.averaged, self.episodes, self.options, self.points = model, averaged, episodes, options, points
@@ -85,9 +85,9 @@ class DecoderObjective(Objective):
             torch.backends.cudnn.benchmark = True  # shapes never change
         self.optimiser = torch.optim.AdamW(self.adversary.parameters(), options.adversary_rate, betas=(0.5, 0.99),
                                            fused=device.type == 'cuda')
-        self.left = 0  # steps until others are imagined
-        self.seen: tuple[Tensor, Tensor] | None = None  # what the adversary is to tell apart: drawn in this step, and true
-        self.told = torch.zeros((), device=device)  # the adversary's loss at the step before: 2 where it can tell nothing
+        self.left = 0  # steps until new latents are imagined
+        self.seen: tuple[Tensor, Tensor] | None = None  # the adversary's next batch: images decoded in this step, and true ones
+        self.told = torch.zeros((), device=device)  # the adversary's loss at the step before: 2 if it cannot tell them apart
         self._judge = Judge(model, held_back)
         self._step, self._last = 0, time.monotonic()
         points.before = self._judge(model.vae)
@@ -113,7 +113,7 @@ class DecoderObjective(Objective):
 
     @torch.no_grad()
     def _imagine(self, rng: np.random.Generator, generator: torch.Generator) -> None:
-        """Imagine the futures of other streams."""
+        """Imagine the futures of new streams."""
         options, window = self.options, self.model.preset.window_frames
         episode, frame = self.episodes.clips(options.streams, window + options.ahead, generator)
         clip, device = self.episodes.latents[episode, frame], frame.device
@@ -136,7 +136,7 @@ class DecoderObjective(Objective):
             energy = energy_error(images, batch.images, torch.where(encoded, options.encoded_aim, options.aim))
         shown = images + batch.noise[0]
         believed = self.adversary(shown).float().mean()
-        # The gradient of each part by the images, so that the adversary's can be weighed and one pass goes through it.
+        # Gradients with respect to the images: the adversary's can be weighted, and the decoder is back-propagated once.
         along, = torch.autograd.grad(pixels, images)
         towards, = torch.autograd.grad(-believed, images)
         weight = options.adversary_weight * min(1.0, self.done / 0.1) * along.norm() / towards.norm().clamp_min(1e-12)
@@ -150,7 +150,7 @@ class DecoderObjective(Objective):
         return pixels + drawn - drawn.detach(), values
 
     def after_update(self, step: int) -> None:
-        """The adversary learns to tell the images of this step from true ones."""
+        """Train the adversary to tell the images of this step from true ones."""
         drawn, true = self.seen
         for group in self.optimiser.param_groups:
             group['lr'] = self.options.adversary_rate * (1.0 - 0.9 * min(1.0, self.done))
@@ -168,7 +168,7 @@ class DecoderObjective(Objective):
             self._add_point()
 
     def finish(self) -> None:
-        """Leave the best point's decoder."""
+        """Load the best point's decoder."""
         self._add_point()
         self.model.vae.decoder.load_state_dict(self.points.chosen[1])
 
@@ -198,7 +198,7 @@ class Judge:
 
     @torch.no_grad()
     def __init__(self, model: WorldModel, episodes: Episodes) -> None:
-        """Raises ValueError where no episode is long enough."""
+        """Raises ValueError if no episode is long enough."""
         preset = model.preset
         window, ahead = preset.window_frames, round(_AHEAD / preset.step_period)
         frames, device = window + ahead, episodes.frames.device
@@ -221,7 +221,7 @@ class Judge:
 
     @torch.no_grad()
     def __call__(self, vae: VAE) -> dict[str, dict[str, float]]:
-        """PSNR in dB, mean and median of sharpness over that of the true image, by kind of latents."""
+        """Return PSNR in dB, and mean and median sharpness relative to the true image, by kind of latents."""
         found = {}
         for name, latents in self._latents.items():
             frames = torch.cat([to_frames(vae.decode_after(part[:, 1], part[:, 0]).float()) for part in latents.split(64)])
@@ -233,5 +233,5 @@ class Judge:
 
 
 def _mean_db(squares: Tensor, chosen: Tensor) -> Tensor:
-    """Mean PSNR of the chosen images, of squared errors of values in [-1, 1]; 0 without any."""
+    """Mean PSNR [dB] of the chosen images, from squared errors of values in [-1, 1]; 0 without any."""
     return ((4.0 / squares.clamp_min(1e-8)).log10() * 10 * chosen).sum() / chosen.sum().clamp_min(1)

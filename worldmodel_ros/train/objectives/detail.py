@@ -1,8 +1,8 @@
 """How much detail images have: the sharpness that ``worldmodel evaluate quality`` reports, and a loss on local energies.
 
-Squared errors of what cannot be known ask for blur. How much of an edge there is around a place is known better than where
-exactly it is, so a loss on the energy of details in small windows asks for as much of it as the truth has, and no more: a
-pattern on a smooth wall costs as much as a missing edge.
+Squared errors reward blur where the truth is uncertain. How strong an edge is near a place is known better than where exactly
+it is, so a loss on the energy of details in small windows asks for as much of it as the truth has, and no more: a pattern on a
+smooth wall costs as much as a missing edge.
 """
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 _GREY = (0.299, 0.587, 0.114)
 _WINDOW, _STRIDE = 8, 4  # pixels
 _FLOOR = 0.1  # quantile of an image's windows that show nothing but the camera's noise, which no decoder can know
-_NOISIEST, _NOISY = 2.0, 1.4  # energy of noise in the windows that have most of it, and in the mean, over that quantile
+_NOISIEST, _NOISY = 2.0, 1.4  # energy of noise in the noisiest windows, and on average, relative to that quantile
 # Filters, and the energy of white noise of deviation 1 after each: below it, of 255 grey values, details do not count.
 _FILTERS = (((0., 1., 0.), (1., -4., 1.), (0., 1., 0.)), ((0., 0., 0.), (0., -1., 1.), (0., 0., 0.)),
             ((0., 0., 0.), (0., -1., 0.), (0., 1., 0.)))
@@ -22,15 +22,15 @@ _KNEE = 0.3  # of the logarithm of a ratio: above it, the loss is linear
 
 
 def sharpness(frames: Tensor) -> Tensor:
-    """Variance of the Laplacian of the grey values of uint8 (B, H, W, 3), in float64 (B,): ``evaluate.drive.pictures`` for
-    many images at once, without OpenCV."""
+    """Return the variance of the Laplacian of the grey values of uint8 (B, H, W, 3), float64 (B,): a batched
+    ``evaluate.drive.pictures``, without OpenCV."""
     grey = (frames.double() @ torch.tensor(_GREY, dtype=torch.float64, device=frames.device)).round()
     return _filtered(grey[:, None], _FILTERS[:1]).flatten(1).var(1, correction=0)
 
 
 def energy_error(images: Tensor, truth: Tensor, aim: Tensor) -> Tensor:
-    """How far the energies of the details of images (B, 3, H, W) in [-1, 1], in windows and as a whole, are from the share
-    ``aim`` (B,) of the truth's: (B,). 0.1 of it is about 10 %, as energies are compared by their logarithms."""
+    """Return how far (B,) the detail energies of images (B, 3, H, W) in [-1, 1], in windows and as a whole, are from the share
+    ``aim`` (B,) of the truth's. Energies are compared by their logarithms: 0.1 is about 10 %."""
     windows, whole = _energies(images)
     with torch.no_grad():
         target, target_whole = _energies(truth)
@@ -44,7 +44,7 @@ def energy_error(images: Tensor, truth: Tensor, aim: Tensor) -> Tensor:
 
 def _energies(images: Tensor) -> tuple[Tensor, Tensor]:
     """Mean squares of details of images in [-1, 1], in units of 255 grey values: in windows (B, filters, 4, h, w), of the
-    channels and of grey, and (B,), of grey after the Laplacian in all of an image."""
+    channels and of grey, and (B,), of grey after the Laplacian over the whole image."""
     weights = torch.tensor(_GREY, device=images.device)[:, None, None]
     channels = 127.5 * torch.cat([images, (images * weights).sum(1, keepdim=True)], 1)
     squares = _filtered(channels.flatten(0, 1)[:, None], _FILTERS).square()
@@ -53,7 +53,7 @@ def _energies(images: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _filtered(grey: Tensor, filters: tuple) -> Tensor:
-    """(B, 1, H, W) through 3 x 3 filters, the border as OpenCV has it by default."""
+    """Apply 3 x 3 filters to (B, 1, H, W), with OpenCV's default border."""
     kernel = torch.tensor(filters, dtype=grey.dtype, device=grey.device)[:, None]
     return F.conv2d(F.pad(grey, (1, 1, 1, 1), mode='reflect'), kernel)
 

@@ -1,12 +1,12 @@
-"""Distribution matching on long roll-outs: what is imagined after minutes is to look like the world.
+"""Distribution matching on long rollouts: predictions after minutes should still look like recordings.
 
-No episode lasts as long, so there is no truth to aim at; but any four frames of it must be such as the world shows. As in
-DMD (Yin et al. 2024) and Self-Forcing++ (Cui et al. 2025), the student's chunk follows the difference of two scores:
-of the teacher, which knows the recorded chunks, and of a copy that keeps learning the imagined ones. Both judge a chunk
-alone, without the context that may have gone astray already; for that the teacher was trained with blind chunks.
+No episode lasts that long, so there is no ground truth; but any four frames must look like recorded ones. As in DMD
+(Yin et al. 2024) and Self-Forcing++ (Cui et al. 2025), the student's chunk follows the difference of two scores: that of
+the teacher, which models recorded chunks, and that of a copy continually trained on imagined ones. Both judge a chunk
+alone, without its context, which may already have drifted; for that the teacher was trained with blind chunks.
 
-Streams of imagined frames go on from step to step under actions of recordings, and begin again when they are old,
-so that every age is met at all times.
+Streams of imagined frames continue from step to step under recorded actions and restart when they are old, so that all
+ages occur at any time.
 """
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from worldmodel_ros.train.run.progress import moments_of, restore_moments
 from .sampler import ChunkSampler, roll_out
 from .teacher import WorldObjective
 
-# Noise levels at which chunks are judged: the ends tell nothing, or nothing but detail.
+# Noise levels at which chunks are judged: the extremes say nothing, or only something about detail.
 LEVELS = (0.1, 0.9)
 
 
 @dataclass
 class Far(Chunks):
-    """Chunks of the streams: whole (B, N), whether they are made in one step; and what each of the two judgements, the
-    student's and the copy's, draws: noise and levels (2, B * chunks, K, ...)."""
+    """Chunks of the streams: whole (B, N), whether they are made in one step; noise and levels (2, B * chunks, K, ...)
+    for the two judgements, the student's and the copy's."""
 
     whole: Tensor
     judging_noise: Tensor
@@ -41,7 +41,7 @@ class Far(Chunks):
 
 
 class DistributionMatching:
-    """The loss of long roll-outs; owns the streams and the network that knows what they show."""
+    """The loss on long rollouts; owns the streams and the network that models them."""
 
     def __init__(self, objective: WorldObjective, averaged, teacher, options: SelfForcingOptions):
         self.objective, self.averaged, self.teacher, self.options = objective, averaged, teacher, options
@@ -49,7 +49,7 @@ class DistributionMatching:
         self.fake = copy.deepcopy(teacher.dit).requires_grad_(True)
         self.optimiser = torch.optim.AdamW(self.fake.parameters(), options.dmd_rate, betas=(0.5, 0.99))
         self.window, k = self.preset.window_frames, self.preset.chunk_frames
-        self.ahead = max(1, (options.crop_frames - self.window) // k) * k  # frames by which the streams go on at once
+        self.ahead = max(1, (options.crop_frames - self.window) // k) * k  # frames by which the streams advance at once
         self.latents: Tensor | None = None  # (B, window + ahead, h, w, Z)
         self.left = 0
         self.seen: tuple[Tensor, Far] | None = None
@@ -96,7 +96,7 @@ class DistributionMatching:
         self.latents = torch.cat([begun, imagined.float()], 1)
 
     def loss(self, far: Far) -> Tensor:
-        """Move the student's chunks from what it imagines towards what the world shows."""
+        """Return the loss that moves the student's chunks from its own distribution towards the recorded one."""
         zero = torch.zeros(far.noise.shape[:2], device=far.noise.device)
         with torch.no_grad():
             half_way = ChunkSampler(self.averaged, far).euler(far.noise, zero, 0.5, HALF)
@@ -111,7 +111,7 @@ class DistributionMatching:
         return 0.5 * (x - (x.detach() - away)).square().mean()
 
     def after_update(self) -> None:
-        """The copy learns the flow of the chunks that the student has just made."""
+        """Train the copy on the flow of the chunks that the student has just made."""
         x, far = self.seen
         device = x.device
         with torch.enable_grad(), torch.autocast(device.type, torch.bfloat16, enabled=device.type == 'cuda'):
@@ -131,7 +131,7 @@ class DistributionMatching:
                    torch.zeros(k, k, device=device))[0].float()
 
     def state(self) -> dict[str, Tensor]:
-        """What ``restore`` needs, by names that begin with ``dmd.``."""
+        """Return what ``restore`` needs, by names that begin with ``dmd.``."""
         state = {f'dmd.fake.{name}': tensor for name, tensor in self.fake.state_dict().items()}
         state |= {f'dmd.optimiser.{name}': value for name, value in moments_of(self.optimiser).items()}
         if self.latents is not None:

@@ -1,11 +1,11 @@
-"""Clips that go on with what the model itself imagines, so that it learns to mend its errors instead of adding to them.
+"""Clips that continue with the model's own predictions, so that it learns to correct its errors instead of compounding them.
 
-A long rollout sees its own predictions, which no recorded clip contains: what is blurred there is copied, and blurred again.
-Rooms stand still and the robot's way is known, so the truth stays the target however far ahead a chunk is (for errors that are
-put into the context on purpose, see Stable Video Infinity, Li et al. 2025). To imagine chunk after chunk, as a session does,
-would take a pass for each. Here all chunks of a clip are predicted in one pass, each from what stands before it, and again
-whenever the clip serves another step: after n times the first n are what a session would imagine, and the errors of the others
-are n chunks deep. Then the clip moves on along its episode.
+A long rollout is conditioned on its own predictions, which no recorded clip contains: blur is copied, and blurred again.
+Rooms are static and the robot's path is known, so the truth stays the target however far ahead a chunk is (for errors injected
+into the context on purpose, see Stable Video Infinity, Li et al. 2025). Predicting chunk after chunk, as a session does, would
+take a pass for each. Here all chunks of a clip are predicted in one pass, each from its current context, and again whenever the
+clip serves another step: after n passes the first n are what a session would predict, and the errors of the others are n chunks
+deep. Then the clip moves on along its episode.
 """
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from worldmodel_ros.train.data.batches import Batch, Chunks, over_clips, per_chu
 if TYPE_CHECKING:
     from .teacher import WorldObjective
 
-ONE_STEP_EVERY = 4  # of the times that clips are imagined, in one step a chunk instead of two
+ONE_STEP_EVERY = 4  # every n-th pass imagines clips in one step per chunk instead of two
 NUMBERS = ('times', 'until')  # numpy arrays of a batch
-HELD = ('clean', 'context', 'actions', 'episode', 'frame', 'observed', 'headings', *NUMBERS)  # of it, what makes the clips
+HELD = ('clean', 'context', 'actions', 'episode', 'frame', 'observed', 'headings', *NUMBERS)  # fields kept for the clips
 COUNTS = ('counted', 'drawn', 'left', 'first')
 
 
 class ImaginedClips:
-    """Holds the clips of a batch for ``imagined_depth`` steps, imagines them once more before each, and lets them move on when
-    they have served for half as many as they have chunks. Raises ValueError where a clip has no room for two chunks after its
-    first observed frame."""
+    """Holds the clips of a batch for ``imagined_depth`` steps, imagines them again before each, and moves them on once they
+    have served half as many steps as they have chunks. Raises ValueError if a clip has no room for two chunks after its first
+    observed frame."""
 
     def __init__(self, objective: WorldObjective):
         self._objective, self._preset, options = objective, objective.preset, objective.options
@@ -47,19 +47,19 @@ class ImaginedClips:
             raise ValueError(f'imagined_share takes two chunks or more after {self._stays + 1} frames of a clip: give chunks '
                              f'({options.chunks}) and clip_frames ({f}) for that')
         self._latest = min(self._earliest + self._preset.window_frames, f - 2 * k)
-        self._counted, self._drawn = 0, 0  # steps that were asked for, and those of them that were imagined
+        self._counted, self._drawn = 0, 0  # steps requested, and those of them that were imagined
         self._left = 0  # steps that the clips still serve
-        self._first = 0  # of their frames, the first imagined one
+        self._first = 0  # their first imagined frame
         self._clips: dict[str, Any] = {}  # see ``over_clips``
 
     def due(self) -> bool:
-        """Whether the next step is one of the share: the same in all processes, which wait for each other."""
+        """Return whether the next step is one of the share: the same in all processes, which wait for each other."""
         self._counted += 1
         return math.ceil(self._counted * self._share) > math.ceil((self._counted - 1) * self._share)
 
     def draw(self, draw_clips: Callable[[np.random.Generator, torch.Generator], Batch], rng: np.random.Generator,
              generator: torch.Generator) -> Batch:
-        """A batch whose chunks begin after what the model imagined; ``draw_clips`` gives new clips where they are due."""
+        """Return a batch whose chunks begin after imagined frames; ``draw_clips`` draws new clips when they are due."""
         if not self._left:
             drawn = draw_clips(rng, generator)
             self._clips = {name: getattr(drawn, name) for name in HELD if getattr(drawn, name) is not None}
@@ -84,8 +84,8 @@ class ImaginedClips:
         return batch
 
     def _go_on(self) -> None:
-        """Leave the oldest chunk behind what stays, and take the next one of the episodes, if they have another: errors get
-        deeper than a clip is long."""
+        """Drop the oldest chunk after the frames that stay, and append the next one of the episodes, if they have another:
+        errors get deeper than a clip is long."""
         held, episodes, k, stays = self._clips, self._objective.episodes, self._preset.chunk_frames, self._stays
         if episodes.lengths is not None or int(held['frame'].max()) + k >= episodes.frames.shape[1]:
             return
@@ -106,8 +106,8 @@ class ImaginedClips:
 
     @torch.no_grad()
     def _imagine(self, generator: torch.Generator) -> int:
-        """Put predictions in the place of all frames from the first imagined one on, chunk by chunk, each from the context as
-        it was; returns how far whole chunks go."""
+        """Replace all frames from the first imagined one on with predictions, chunk by chunk, each from the previous context;
+        return where the whole chunks end."""
         context, actions, k = self._clips['context'], self._clips['actions'], self._preset.chunk_frames
         device, frames = context.device, context.shape[1]
         starts = np.arange(self._first, frames - k + 1, k)
@@ -127,18 +127,18 @@ class ImaginedClips:
         return end
 
     def state(self) -> dict[str, Tensor]:
-        """What a resumed training needs."""
+        """Return what a resumed training needs."""
         state = {name: torch.tensor(getattr(self, f'_{name}')) for name in COUNTS}
         return state | ({name: torch.as_tensor(value) for name, value in self._clips.items()} if self._left else {})
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Take up what ``state`` gave; clips of episodes that are not there any more are drawn again."""
+        """Restore what ``state`` returned; clips of episodes that no longer exist are drawn again."""
         for name in COUNTS:
             setattr(self, f'_{name}', int(state[name]))
         if self._left:
             episodes = self._objective.episodes
             held = {name: state[name].to(episodes.frames.device) for name in HELD if name in state}
             self._clips = {name: each.cpu().numpy() if name in NUMBERS else each for name, each in held.items()}
-            # Episodes that are simulated while it trains come in another order.
+            # Episodes simulated during training arrive in another order.
             if not torch.equal(episodes.latents[held['episode'], held['frame']].float(), held['clean']):
                 self._left = 0

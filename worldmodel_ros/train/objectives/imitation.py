@@ -1,7 +1,7 @@
-"""Stage ``imitation``: the policy alone, on the features of a network that stays as it is.
+"""Stage ``imitation``: trains the policy alone, on the features of a frozen network.
 
-What the network makes of an episode is computed once, so that a step costs what the policy's small head costs: minutes on a
-CPU, where the other stages take a GPU. The world model is the same afterwards, bit for bit.
+An episode's features are computed once, so that a step costs only the policy's small head: minutes on a CPU, where the other
+stages take a GPU. The world model stays the same, bit for bit.
 """
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from worldmodel_ros.train.run.options import ImitationOptions
 from .objective import Objective
 from .policy import PolicyDraw, check_labels, draw_policy, imitation_loss, policy_labels, unseen
 
-BLOCK = 8  # frames of an episode that one pass commits; 16 take as long a frame on a CPU
+BLOCK = 8  # frames of an episode that one pass commits; 16 are no faster per frame on a CPU
 FRAMES = 2048  # of all episodes that one pass commits
 
 
 @dataclass
 class PolicyBatch:
-    """Clips, as indices (B, 1) of episodes and (B, F) of frames, and what is random about the policy's loss on them."""
+    """Clips, as indices (B, 1) of episodes and (B, F) of frames, and the random draws of the policy's loss on them."""
 
     episode: Tensor
     frame: Tensor
@@ -33,7 +33,7 @@ class PolicyBatch:
 
 
 class ImitationObjective(Objective):
-    """Flow matching (or regression) of the commands to be learned. Raises ValueError where the episodes have none."""
+    """Flow matching (or regression) of the commands to be learned. Raises ValueError if the episodes have none."""
 
     def __init__(self, model: WorldModel, episodes: Episodes, options: ImitationOptions):
         if not episodes.labelled:
@@ -57,11 +57,11 @@ class ImitationObjective(Objective):
 
     @torch.no_grad()
     def _plans(self) -> Tensor:
-        """What the policy would command at every frame, (E, T, goals, A)."""
+        """The policy's commands at every frame, (E, T, goals, A)."""
         return torch.stack([self.model.action_head(features.float())[:, :, 0] for features in self.features])
 
     def parameters(self) -> list[nn.Parameter]:
-        """What is trained: the policy."""
+        """Return the policy's parameters."""
         return list(self.model.action_head.parameters())
 
     def draw(self, rng: np.random.Generator, generator: torch.Generator) -> PolicyBatch:
@@ -79,7 +79,7 @@ class ImitationObjective(Objective):
 
 @torch.no_grad()
 def committed_features(dit: DiT, latents: Tensor, actions: Tensor) -> Tensor:
-    """Features (B, T, P, D), in bfloat16, of frames that sessions commit one after another, each seeing the window
+    """Return features (B, T, P, D), in bfloat16, of frames that sessions commit one after another, each seeing the window
     before it; latents (B, T, h, w, Z), actions (B, T, A), the one that led to each frame."""
     device, streams, found = latents.device, None, []
     rollout = Rollout(dit)

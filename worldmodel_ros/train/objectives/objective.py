@@ -12,18 +12,18 @@ class Objective:
     """
     What a stage minimises; the loop draws a batch, takes the loss's gradient by ``parameters``, and calls ``after_update``.
 
-    All that is random is drawn from the two generators of ``draw``. ``done`` is the share of the schedule that is over, which
-    the loop sets before it draws.
+    All randomness comes from the two generators of ``draw``. ``done``, the share of the schedule that is over, is set by the
+    loop before it draws.
     """
 
     done = 0.0
 
     def parameters(self) -> list[nn.Parameter]:
-        """What is trained, the same in each call."""
+        """Return the trained parameters, the same in each call."""
         raise NotImplementedError
 
     def networks(self) -> list[nn.Module]:
-        """What is worth compiling."""
+        """Return the modules worth compiling."""
         return []
 
     def draw(self, rng: np.random.Generator, generator: torch.Generator) -> Any:
@@ -31,7 +31,7 @@ class Objective:
         raise NotImplementedError
 
     def loss(self, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss of a batch, and by name what is worth watching."""
+        """Return the loss of a batch, and the values to log by name."""
         raise NotImplementedError
 
     def after_update(self, step: int) -> None:
@@ -41,8 +41,8 @@ class Objective:
         """Called when the schedule is over and the model has its averaged weights."""
 
     def state(self) -> dict[str, Tensor]:
-        """What a resumed training needs in addition to the model: tensors by name."""
+        """Return what a resumed training needs in addition to the model: tensors by name."""
         return {}
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Take up what ``state`` gave."""
+        """Restore what ``state`` returned."""

@@ -17,8 +17,8 @@ FLOW_SCALE = 4.0  # makes small errors weigh as much as in the regression's loss
 
 @dataclass
 class PolicyDraw:
-    """What is random about the policy's loss at C frames of B clips: noise (B, C, goals, K, A), its level
-    (B, C, goals) and delay (B, C), how many actions of the chunk are in progress."""
+    """Random draws of the policy's loss at C frames of B clips: noise (B, C, goals, K, A), its level (B, C, goals) and
+    delay (B, C), how many actions of the chunk are in progress."""
 
     noise: Tensor
     level: Tensor
@@ -27,7 +27,7 @@ class PolicyDraw:
 
 def draw_policy(preset: Preset, batch: int, frames: int, device: torch.device, generator: torch.Generator
                 ) -> PolicyDraw:
-    """For clips of so many frames, the last of which have no whole chunk after them."""
+    """Draw for clips of ``frames`` frames, the last of which have no whole chunk after them."""
     k, goals = preset.chunk_frames, len(preset.goals)
     count = frames - k
     noise = torch.randn(batch, count, goals, k, preset.actions, device=device, generator=generator)
@@ -38,13 +38,13 @@ def draw_policy(preset: Preset, batch: int, frames: int, device: torch.device, g
 
 
 def command_targets(expert: Tensor, actions: Tensor, delay: Tensor, preset: Preset) -> tuple[Tensor, Tensor, Tensor]:
-    """Chunks to imitate, after the first ``delay`` executed actions of each.
+    """Return the chunks to imitate, after the first ``delay`` executed actions of each.
 
     expert (B, F, goals, A), labels; actions (B, F, A), the one that led to each frame; delay (B, F - K). Returns the
     executed actions that would be the prefix (B, F - K, K, A), targets (B, F - K, goals, K, A) and a mask
     (B, F - K, goals, K) of the actions that are to be learned. Action j of the chunk at frame f is the expert's label
-    at frame f + j. The labels follow from what was executed; so they belong to one plan from the delay on, for as long
-    as the robot really did what the expert would have done.
+    at frame f + j. Labels depend on what was executed, so from the delay on they belong to one plan for as long as the
+    robot did what the expert would have done.
     """
     k, count = preset.chunk_frames, delay.shape[1]
     span = torch.tensor([high - low for low, high in zip(preset.action_low, preset.action_high)], device=expert.device)
@@ -64,16 +64,16 @@ def check_labels(episodes: Episodes, search: bool) -> None:
 
 
 def unseen(episodes: Episodes, clip: tuple[Tensor, Tensor], preset: Preset) -> Tensor:
-    """Goals that neither a frame nor the window before it shows, bool (B, F, goals), of clips: (B, 1) episodes and (B, F)
-    frames."""
+    """Return which goals neither a frame nor the window before it shows, bool (B, F, goals), for clips of (B, 1) episodes and
+    (B, F) frames."""
     window = preset.window_frames + 1
     visible = F.pad(episodes.visible[clip].float().transpose(1, 2), (window - 1, 0))
     return F.max_pool1d(visible, window, 1).transpose(1, 2) == 0.0
 
 
 def policy_labels(episodes: Episodes, clip: tuple[Tensor, Tensor], preset: Preset, search: bool) -> Tensor:
-    """The commands (B, F, goals, A) that the policy is to learn on clips: the expert's, or with ``search`` those of a
-    search for goals that are ``unseen``: nothing that the policy sees tells there what the expert knows."""
+    """Return the commands (B, F, goals, A) to learn on clips: the expert's, or with ``search`` those of a search for
+    ``unseen`` goals, where nothing that the policy sees reveals what the expert knows."""
     expert = episodes.expert[clip]
     if not search:
         return expert
@@ -82,7 +82,7 @@ def policy_labels(episodes: Episodes, clip: tuple[Tensor, Tensor], preset: Prese
 
 def imitation_loss(head: FlowPolicy | RegressionPolicy, features: Tensor, expert: Tensor, actions: Tensor,
                    observed: Tensor, drawn: PolicyDraw) -> Tensor:
-    """Loss of the policy at the frames of clips, from their features (B, F, P, D), where ``observed`` (B, F)."""
+    """Return the policy's loss at the frames of clips, from their features (B, F, P, D), where ``observed`` (B, F)."""
     preset, count = head.preset, drawn.delay.shape[1]
     flow = isinstance(head, FlowPolicy)
     delay = drawn.delay if flow else torch.zeros_like(drawn.delay)  # a regression has no use for what is in progress
@@ -95,7 +95,7 @@ def imitation_loss(head: FlowPolicy | RegressionPolicy, features: Tensor, expert
         clean = torch.where(given[..., None], head.normalised(prefix).flatten(0, 1)[:, None], targets)
         noisy = (1 - level[..., None]) * drawn.noise.flatten(0, 1) + level[..., None] * clean
         plan = head.predict(head.context(head.look(features)), noisy, level).float()
-        # A flow needs the mean of what may follow, so no robust error; the ramp weight is the images'.
+        # A flow needs the mean of what may follow, so no robust error; the ramp weight is that of the images.
         error = FLOW_SCALE * (0.9 * level + 0.1) * (plan - targets).square().mean(-1)
     else:
         error = F.smooth_l1_loss(head.predict(features).float(), targets, reduction='none', beta=0.1).mean(-1)

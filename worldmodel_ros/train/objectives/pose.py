@@ -1,8 +1,8 @@
-"""An auxiliary task on simulated episodes: how much the robot moves otherwise than it was told. Its head is not shipped.
+"""An auxiliary task on simulated episodes: how far the robot's motion deviates from its commands. Its head is not shipped.
 
-Wheels have gains that are not quite the nominal ones, and commands begin late. Over seconds that is most of what makes
-an imagined view point elsewhere than the true one. The deviation of the past can be seen, and that of the next chunk
-follows from it; so the features are asked for both.
+Wheel gains are not quite nominal, and commands take effect late. Over seconds this is the main reason why a predicted
+view points elsewhere than the true one. The past deviation can be seen, and that of the next chunk follows from it; so
+the features must predict both.
 """
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SCALE = 20.0  # labels in units of 0.05 m and 0.05 rad: of order one over a wind
 
 
 class PoseHead(nn.Module):
-    """Features (B, N, P, D) of frames to scaled deviations (B, N, 3): forward, to the left, turn."""
+    """Maps features (B, N, P, D) of frames to scaled deviations (B, N, 3): forward, to the left, turn."""
 
     def __init__(self, preset: Preset):
         super().__init__()
@@ -24,16 +24,16 @@ class PoseHead(nn.Module):
         self.net = nn.Sequential(nn.Linear(16 * preset.tokens, 128), nn.SiLU(), nn.Linear(128, 6))
 
     def forward(self, features: Tensor, ahead: bool) -> Tensor:
-        """``ahead``: of frames that are imagined, from the frame before their chunk; else of committed ones, over the
-        window before each."""
+        """With ``ahead``, for imagined frames, from the frame before their chunk; else for committed ones, over the window
+        before each."""
         out = self.net(self.squeeze(features).flatten(2)).float()
         return out[..., :3] if ahead else out[..., 3:]
 
 
 def pose_errors(head: PoseHead, committed: Tensor, noisy: Tensor, poses: Tensor, actions: Tensor, starts: Tensor,
                 preset: Preset) -> tuple[Tensor, Tensor]:
-    """Errors of both deviations: of the committed frames (B, F), zero where less than a window is before them, and of
-    the noisy ones (B, N).
+    """Return the errors of both deviations: of the committed frames (B, F), zero where less than a window is before them,
+    and of the noisy ones (B, N).
 
     poses (B, F, 3): x, y [m] and yaw [rad] in the world; actions (B, F, 2): the linear and angular velocity commanded
     before each frame; starts (chunks,) of the noisy chunks.
@@ -54,14 +54,14 @@ def pose_errors(head: PoseHead, committed: Tensor, noisy: Tensor, poses: Tensor,
 
 
 def dead_reckoning(actions: Tensor, period: float) -> Tensor:
-    """Poses (B, F, 3) of a robot that does exactly what it is told, from commands (B, F, 2) in m/s and rad/s."""
+    """Return the poses (B, F, 3) of a robot that executes commands (B, F, 2) in m/s and rad/s exactly."""
     yaw = (actions[..., 1] * period).cumsum(1)
     middle, step = yaw - 0.5 * period * actions[..., 1], actions[..., 0] * period
     return torch.stack([(step * middle.cos()).cumsum(1), (step * middle.sin()).cumsum(1), yaw], -1)
 
 
 def displacement(poses: Tensor, origin: Tensor, index: Tensor) -> Tensor:
-    """Poses (B, N, 3) at frames ``index`` (N,) as seen from those at ``origin`` (N,), of poses (B, F, 3)."""
+    """Return poses (B, N, 3) at frames ``index`` (N,) relative to those at ``origin`` (N,), from poses (B, F, 3)."""
     before, after = poses[:, origin], poses[:, index]
     delta, yaw = after[..., :2] - before[..., :2], before[..., 2]
     turn = torch.remainder(after[..., 2] - yaw + torch.pi, 2 * torch.pi) - torch.pi

@@ -1,4 +1,4 @@
-"""Denoising without gradients: chunks over a fixed context, and rollouts that go on from their own predictions."""
+"""Denoising without gradients: chunks over a fixed context, and rollouts that continue from their own predictions."""
 from __future__ import annotations
 
 import torch
@@ -13,7 +13,7 @@ from worldmodel_ros.train.data.batches import Chunks, expand
 
 
 class ChunkSampler:
-    """Chunks, denoised over their context, whose keys and values are computed once."""
+    """Denoises chunks over their context, whose keys and values are computed once."""
 
     def __init__(self, model: WorldModel, batch: Chunks):
         self.model, self.batch, preset = model, batch, model.preset
@@ -41,12 +41,12 @@ class ChunkSampler:
 def roll_out(dit: DiT, observed: Tensor, actions: Tensor, noise: Tensor, steps: int,
              truth: Tensor | None = None, tether: Tensor | None = None) -> Tensor:
     """
-    Return the latents (B, N, h, w, Z) that B sessions predict when each goes on from its own predictions (``model.rollout``).
+    Return the latents (B, N, h, w, Z) that B sessions predict, each from its own predictions (``model.rollout``).
 
     observed (B, T, h, w, Z), at most a window of frames; actions (B, T + N, A), the one that leads to each frame; noise
     (B, N, h, w, Z) of whole chunks; steps per chunk. The window simply rolls on, also for presets with sinks.
-    With ``truth`` (B, N, h, w, Z), what is half denoised is moved towards the same level of the truth by ``tether``
-    (B,), 0 to 1: the rollout keeps its own flaws, and yet stays near the truth for as long as it goes on.
+    With ``truth`` (B, N, h, w, Z), partly denoised latents are moved towards the truth at the same level by ``tether``
+    (B,), 0 to 1: the rollout keeps its own flaws, yet stays near the truth however long it is.
     Raises ValueError for no observed frame, or more of them than a window.
     """
     seen, longest = observed.shape[1], dit.preset.window_frames

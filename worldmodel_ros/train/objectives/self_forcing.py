@@ -1,18 +1,17 @@
 """Stage ``self_forcing``: the student's losses on what the student itself has imagined, so that errors do not compound.
 
-A session that looks far ahead goes on from its own predictions, which no recorded clip contains. Self Forcing (Huang
+A long rollout continues from its own predictions, which no recorded clip contains. Self Forcing (Huang
 et al. 2025) trains on roll-outs by back-propagating a distribution loss into their last step. Here the true episode under
 the same actions is known, which allows a cheaper, parallel form: the averaged student rolls clips out without
 gradients, exactly as a session does; then one pass over a crop of each, with the imagined frames as (constant) context,
 trains all kinds of steps. A roll-out serves several steps.
 
-An imagined episode and the true one part within a second: the wheels' gains are not known, and what comes into view was
-not seen. From there the truth is one future among many, and a network told to predict it learns their blurred mean,
-which then eats the near predictions too. Hence three safeguards. Most roll-outs are held near the truth (tethered):
-their context has the student's flaws, and the true continuation is still the right one, so that the student learns to
-mend what it left behind. The truth counts by how near the imagined frames still are to it; for the rest the flow keeps
-to the frozen teacher's, given the same context. And half of each batch are recorded clips, with the loss of the stage
-before.
+An imagined episode diverges from the true one within a second: wheel gains are unknown, and what comes into view was
+never seen. From there the truth is one future among many, and a network trained to predict it learns their blurred mean,
+which degrades the near predictions too. Hence three safeguards. Most roll-outs are held near the truth (tethered): their
+context has the student's flaws, but the true continuation is still correct, so that the student learns to correct its
+own errors. The truth is weighted by how near the imagined frames still are to it; for the rest the flow follows the
+frozen teacher's, given the same context. And half of each batch are recorded clips, with the loss of the previous stage.
 """
 from __future__ import annotations
 
@@ -93,7 +92,7 @@ class SelfForcingObjective(StudentObjective):
         self.latents = torch.cat([clean[:, :self.window], imagined.float()], 1)
 
     def _clips(self, rng: np.random.Generator, generator: torch.Generator) -> Batch:
-        """A piece of each roll-out, its frames as context and the true ones as targets; and recorded clips."""
+        """Draw a crop of each roll-out, its frames as context and the true ones as targets; and recorded clips."""
         options, device = self.options, self.latents.device
         b, crop = self.rolled, options.crop_frames
         index = (torch.randint(options.clip_frames - crop + 1, (b, 1), device=device, generator=generator)
@@ -125,10 +124,10 @@ class SelfForcingObjective(StudentObjective):
         return 1.0 / (1.0 + (apart / self.options.truth_distance).square())
 
     def flow_target(self, batch: Batch, z: Tensor) -> Tensor:
-        """The truth, as far as it is to be trusted; for the rest what the frozen teacher predicts in the same place.
+        """Return the truth as far as it is trusted, and for the rest what the frozen teacher predicts in the same place.
 
-        The noisy latents tell of the truth what the context does not: of two sources of the same image, of squared
-        error ``apart`` and (1 - tau)^2 / tau^2, what the better mean of both leaves is what ``flow_trust`` goes by.
+        Noisy latents reveal what the context does not: ``flow_trust`` follows from the error that remains after the
+        optimal mean of two sources of the same image, of squared error ``apart`` and (1 - tau)^2 / tau^2.
         """
         told = ChunkSampler(self.teacher, batch).predict(z, batch.tau, batch.step)
         return torch.lerp(told, batch.target, expand(batch.flow_trust))

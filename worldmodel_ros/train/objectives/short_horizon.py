@@ -1,6 +1,6 @@
-"""A guard: what a stage does to the nearest predictions, of one chunk after observed frames.
+"""Guards the nearest predictions, of one chunk after observed frames, against a stage that makes them worse.
 
-A stage that improves what is far may spoil what is near, unseen by its own losses, since these are of other contexts.
+A stage that improves far predictions may degrade near ones unnoticed, since its own losses are on other contexts.
 """
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ShortHorizon:
 
     @torch.no_grad()
     def errors(self, model: WorldModel) -> dict[str, float]:
-        """Mean squared error of the predicted latents, which have unit variance, for each way to sample."""
+        """Return the mean squared error of the predicted latents, which have unit variance, for each sampler."""
         noise = self.chunks.noise
         zero = torch.zeros(noise.shape[:2], device=noise.device)
 
@@ -53,6 +53,6 @@ class ShortHorizon:
 
 
 def lost(before: Mapping[str, float], after: Mapping[str, float]) -> list[str]:
-    """What got worse by more than the tolerance, in words."""
+    """Return descriptions of what got worse by more than the tolerance."""
     return [f'{name} {before[name]:.4f} -> {after[name]:.4f}' for name in after
             if not after[name] <= TOLERANCE * before[name]]

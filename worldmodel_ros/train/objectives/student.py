@@ -35,7 +35,7 @@ class StudentObjective(WorldObjective):
         return self.draw_steps(super().draw(rng, generator), generator)
 
     def draw_steps(self, batch: Batch, generator: torch.Generator) -> Batch:
-        """A kind of step for each chunk: flow, half step from noise, half step from half-way (of the data, or where the
+        """Draw a kind of step for each chunk: flow, half step from noise, half step from tau 1/2 (of the data, or where the
         student's own first one ends), whole step."""
         shape, device = (len(batch.clean), len(batch.starts)), batch.clean.device
         kind = per_chunk(self.preset, torch.randint(4, shape, device=device, generator=generator))
@@ -58,7 +58,7 @@ class StudentObjective(WorldObjective):
 
     @torch.no_grad()
     def targets(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Noisy latents to step from, and the clean latents (B, N, ...) that each step is to predict."""
+        """Return the noisy latents to step from, and the clean latents (B, N, ...) that each step should predict."""
         tau, zero, flow = batch.tau, torch.zeros_like(batch.tau), batch.step == FLOW
         student = ChunkSampler(self.averaged, batch)
         half_way = student.euler(batch.noise, zero, 0.5, HALF)
@@ -69,7 +69,7 @@ class StudentObjective(WorldObjective):
         roller = student if self.options.bootstrap else ChunkSampler(self.teacher, batch)
         end = roller.euler(z, start, 0.5, FLOW, self.options.substeps)
         half = z + expand(1.0 - start) * (end - z) / 0.5
-        # From noise, the half step's target carries the noise of z with it: blend in the truth only where x is an end.
+        # From noise, the half step's target carries the noise of z with it: blend in the truth only where x is the endpoint.
         options, trust = self.options, expand(batch.trust)
         share = options.truth_weight if options.half_truth_weight is None else options.half_truth_weight
         half = torch.where(expand(tau == 0.5), torch.lerp(half, batch.target, share * trust), half)
@@ -78,5 +78,5 @@ class StudentObjective(WorldObjective):
         return z, torch.where(expand(flow), self.flow_target(batch, z), target)
 
     def flow_target(self, batch: Batch, z: Tensor) -> Tensor:
-        """What the flow's rows are to predict from z: the truth."""
+        """Return what the flow's rows should predict from z: the truth."""
         return batch.target

@@ -62,7 +62,7 @@ class WorldObjective(Objective):
         return draw(self.episodes, self.preset, options, rng, generator, self.contacts, pieces)
 
     def parameters(self) -> list[nn.Parameter]:
-        """What is trained: the DiT, the heads, and a head that only serves the training."""
+        """Return what is trained: the DiT, the heads, and a head for training only."""
         parts = [self.model.dit]
         if self.episodes.labelled:
             parts += [self.model.action_head, self.model.outcome_head]
@@ -71,7 +71,7 @@ class WorldObjective(Objective):
         return [parameter for part in parts for parameter in part.parameters()]
 
     def networks(self) -> list[nn.Module]:
-        """What is worth compiling: the layers. They are alike, so that one graph a shape serves them all."""
+        """Return the layers: they are alike, so that one compiled graph per shape serves them all."""
         return [block for model in self.models() for block in model.dit.blocks]
 
     def models(self) -> list[WorldModel]:
@@ -87,7 +87,7 @@ class WorldObjective(Objective):
 
     def forward(self, batch: Chunks, z: Tensor, tau: Tensor, step: Tensor, blind: bool = False
                 ) -> tuple[Tensor, Tensor, Tensor]:
-        """One pass over committed and noisy frames; returns predicted latents and features of the noisy frames, and
+        """Run one pass over committed and noisy frames; return predicted latents and features of the noisy frames, and
         features of the committed ones. ``blind``: the last chunk sees no context."""
         frames = batch.context.shape[1]
         times = batch.frame_times
@@ -100,14 +100,14 @@ class WorldObjective(Objective):
         return x[:, frames:].float(), features[:, frames:], features[:, :frames]
 
     def flow_weight(self, tau: Tensor) -> Tensor:
-        """Weight of the squared error of the predicted clean latents at level tau."""
+        """Return the weight of the squared error of the predicted clean latents at level tau."""
         if self.options.flow_weight == 'velocity':
             return (1.0 - tau).square().reciprocal().clamp_max(MOST_VELOCITY_WEIGHT)
         return 0.9 * tau + 0.1
 
     def head_losses(self, batch: Batch, committed: Tensor, noisy: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Weighted losses of the heads, from the features of committed and noisy frames. Without labels there is
-        nothing to learn them from, and the heads stay as they are."""
+        """Return the weighted losses of the heads, from the features of committed and noisy frames. Without labels, the
+        heads stay as they are."""
         total, values = torch.zeros((), device=noisy.device), {}
         if self.episodes.labelled:
             labels = policy_labels(self.episodes, (batch.episode, batch.frame), self.preset, self.options.search)
@@ -118,7 +118,7 @@ class WorldObjective(Objective):
         if self.pose_head:
             past, ahead = pose_errors(self.pose_head, committed, noisy, self.episodes.poses[batch.episode, batch.frame],
                                       batch.actions, clips.indices(batch.starts, noisy.device), self.preset)
-            # What is imagined shows no deviation that could be learned.
+            # Imagined frames show no deviation that could be learned.
             values['pose'] = (past * batch.observed).mean() + (ahead * batch.trust).mean()
             total = total + self.options.pose_weight * values['pose']
         return total, values
@@ -143,7 +143,7 @@ class TeacherObjective(WorldObjective):
         self.imagined = ImaginedClips(self) if options.imagined_share else None
 
     def draw(self, rng: np.random.Generator, generator: torch.Generator) -> Batch:
-        # What a model imagines that has hardly learned anything is no context that it will ever have.
+        # What a barely trained model predicts is unlike any context that it will have later.
         imagined = self.imagined and self.done >= max(0.5, self.options.pieces_until) and self.imagined.due()
         batch = self.imagined.draw(super().draw, rng, generator) if imagined else super().draw(rng, generator)
         batch.blind = bool(rng.random() < self.options.blind_share)
@@ -154,7 +154,7 @@ class TeacherObjective(WorldObjective):
         return batch
 
     def _served(self, batch: Batch, generator: torch.Generator) -> None:
-        """Give some chunks a step that is served: half ones from noise and from half-way, whole ones, a third each."""
+        """Give some chunks a served step: half steps from noise, half steps from tau 1/2, whole steps, a third each."""
         shape, device = (len(batch.clean), len(batch.starts)), batch.clean.device
         chosen = per_chunk(self.preset, torch.rand(shape, device=device, generator=generator) < self.options.served_share)
         kind = per_chunk(self.preset, torch.randint(3, shape, device=device, generator=generator))
@@ -166,7 +166,7 @@ class TeacherObjective(WorldObjective):
         if batch.own_halfway:
             with torch.no_grad():
                 first = self.forward(batch, batch.noise, torch.zeros_like(batch.tau), torch.full_like(batch.step, HALF))[0]
-            torch.clear_autocast_cache()  # it holds weights that have lost their gradients
+            torch.clear_autocast_cache()  # it holds casts of the weights without gradients
             batch.halfway = (batch.tau == 0.5) & (batch.step == HALF)
             z = torch.where(expand(batch.halfway), 0.5 * (batch.noise + first), z)
         x, noisy, committed = self.forward(batch, z, batch.tau, batch.step, batch.blind)

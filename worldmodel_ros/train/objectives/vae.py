@@ -13,13 +13,13 @@ from .objective import Objective
 
 KL_WEIGHT = 2e-5
 CLIP_FRAMES = 3
-# Gaussian noise on what the decoder reads, as a share of each channel's deviation: the decoder meets predicted latents,
-# which are never exact.
+# Gaussian noise on the decoder's input, as a share of each channel's deviation: at run time it gets predicted latents, which
+# are never exact.
 LATENT_NOISE = 0.08
 
 
 def clip_loss(vae: VAE, clip: Tensor, noise: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
-    """Loss on clips (B, T, 3, H, W) in [-1, 1], encoded and decoded as streams.
+    """Return the loss on clips (B, T, 3, H, W) in [-1, 1], encoded and decoded as streams.
 
     noise: normal (B, T, h, w, Z), which the latents are drawn with; by default from torch's own generator.
     """
@@ -39,7 +39,7 @@ def clip_loss(vae: VAE, clip: Tensor, noise: Tensor | None = None) -> tuple[Tens
 
 
 class ClipLoss(nn.Module):
-    """The loss as a module of its own: what is compiled for the training's one shape leaves the autoencoder as it is."""
+    """The loss as a separate module: compiling it for the one shape of training leaves the autoencoder as it is."""
 
     def __init__(self, vae: VAE):
         super().__init__()
@@ -62,7 +62,7 @@ class VaeObjective(Objective):
         return [self.clip_loss]
 
     def draw(self, rng: np.random.Generator, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Clips (B, 3, 3, H, W), and noise for their latents."""
+        """Draw clips (B, 3, 3, H, W), and noise for their latents."""
         clip = self.episodes.images(*self.episodes.clips(self.options.batch, CLIP_FRAMES, generator))
         shape = (*clip.shape[:2], *self.vae.preset.latent_size, self.vae.preset.latent_channels)
         return clip, torch.randn(shape, device=clip.device, generator=generator)
@@ -73,7 +73,7 @@ class VaeObjective(Objective):
 
 @torch.no_grad()
 def normalise(vae: VAE, episodes: Episodes, generator: torch.Generator, clips: int = 512) -> None:
-    """Set the mean and the deviation of the latents, by which they are normalised, from drawn clips."""
+    """Set the mean and standard deviation by which latents are normalised, from drawn clips."""
     episode, frame = episodes.clips(clips, CLIP_FRAMES, generator)
     mean = vae.encoder.clip(episodes.images(episode, frame))[0].float()
     vae.latent_mean.copy_(mean.mean((0, 1, 2, 3)))

@@ -1,5 +1,5 @@
 """
 Runs of the training stages: configuration, order, the loop, processes on several GPUs, checkpoints and logs.
 
-What is learned belongs to ``train.objectives``.
+The losses are in ``train.objectives``.
 """

@@ -1,8 +1,8 @@
 """Calibrates the contact probability on episodes that the weights were not fitted to.
 
-The outcome head discriminates contacts well, but a network of this size is surer of them than it should be: contacts
-are rare, and the few of the training set are learned by heart. Platt scaling (Platt 1999) fits a scale and a shift of
-the logit on other episodes, and folds them into the head's last layer.
+The outcome head discriminates contacts well, but a network of this size is overconfident: contacts are rare, and it
+memorises the few of the training set. Platt scaling (Platt 1999) fits a scale and a shift of the logit on other episodes,
+which are folded into the head's last layer.
 
     python -m worldmodel_ros.train.data.simulate --episodes 100 --first-seed 900000 --out data/calibration
     python -m worldmodel_ros.train.run.calibrate --model out/tiny/final --data data/calibration --out out/tiny/calibrated
@@ -30,7 +30,7 @@ from .options import TeacherOptions
 @torch.no_grad()
 def contact_logits(model: WorldModel, episodes: Episodes, batches: int, batch: int, seed: int = 2
                    ) -> tuple[Tensor, Tensor]:
-    """Logits and truth (N,) of contacts in chunks drawn from encoded episodes, at the last of two steps."""
+    """Return logits and truth (N,) of contacts in chunks drawn from encoded episodes, at the last of two steps."""
     device = episodes.frames.device
     generator = torch.Generator(device).manual_seed(seed)
     rng = np.random.default_rng(seed)
@@ -38,7 +38,7 @@ def contact_logits(model: WorldModel, episodes: Episodes, batches: int, batch: i
     for _ in range(batches):
         drawn = draw(episodes, model.preset, TeacherOptions(batch=batch, context_noise=0.0), rng, generator)
         zero = torch.zeros(drawn.target.shape[:2], device=device)
-        # Of presets with tiles, attention in float32 does not fit into what a GPU's multiprocessor has.
+        # For presets with tiles, attention in float32 exceeds the resources of a GPU's multiprocessor.
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == 'cuda' and model.preset.tile is not None):
             sampler = ChunkSampler(model, drawn)
             half_way = sampler.euler(drawn.noise, zero, 0.5, HALF)
@@ -51,7 +51,7 @@ def contact_logits(model: WorldModel, episodes: Episodes, batches: int, batch: i
 
 
 def fit(logits: Tensor, truth: Tensor) -> tuple[float, float]:
-    """Scale and shift of the logits with the smallest log loss."""
+    """Return the scale and shift of the logits with the smallest log loss."""
     parameters = torch.tensor([1.0, 0.0], requires_grad=True, device=logits.device)
     optimiser = torch.optim.LBFGS([parameters], max_iter=100, line_search_fn='strong_wolfe')
 
@@ -85,7 +85,7 @@ def calibrate(model: WorldModel, episodes: Episodes, batches: int = 8, batch: in
 
 
 def area_under_curve(scores: Tensor, truth: Tensor) -> float:
-    """Probability that a frame with a contact scores above one without (ROC AUC), by ranks."""
+    """Return the probability that a frame with a contact scores above one without (ROC AUC), by ranks."""
     ranks = torch.empty_like(scores)
     ranks[scores.argsort()] = torch.arange(1, len(scores) + 1, dtype=scores.dtype, device=scores.device)
     positive = truth.sum()

@@ -1,4 +1,4 @@
-"""What a training run is: dataclasses read from YAML (config/train/), every key checked, each stage a section."""
+"""Configuration of a training run: dataclasses read from YAML (config/train/), every key checked, one section per stage."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -16,13 +16,13 @@ TRAINING_SEEDS = range(1_000_000)  # those of sim.rollout, which this module doe
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Simulated episodes by default: ``episodes`` of ``frames``, by the seeds from ``first_seed``, and ``held_back`` further
+    """Simulated episodes by default: ``episodes`` of ``frames``, with seeds from ``first_seed``, and ``held_back`` further
     ones that are not trained on but calibrate the contact probability. ``mix``: weights of the drivers of ``sim.behaviour``, by
-    name; null: the usual ones. ``folders`` of LeRobot datasets are taken instead.
+    name; null: the usual ones. ``folders`` of LeRobot datasets are used instead.
 
-    ``live``: not before, but while the model is trained on them; so many, the newest, are held on its device, and nothing is
-    written to disk. Training begins with ``begin`` of them. 0: a dataset, before anything else. ``measured``: of live episodes,
-    the share whose actions are what wheel encoders measured, with their noise and slip, instead of what was commanded."""
+    ``live``: simulate during training instead of before; this many episodes, the newest, are held on the training device, and
+    nothing is written to disk. Training begins with ``begin`` of them. 0: write a dataset first. ``measured``: share of live
+    episodes whose actions are what wheel encoders measured, with their noise and slip, instead of what was commanded."""
 
     folders: tuple[str, ...] = ()
     episodes: int = 3000
@@ -37,10 +37,10 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long and how fast a stage learns: ``steps``, or less if ``max_minutes`` end before (the schedule then follows the
-    clock). ``rate`` is the peak of the learning rate, after a ``warm_up`` (share of the schedule) and before a cosine;
-    ``average`` the decay of the averaged weights, ``decay`` that of AdamW. With ``matrix_rate``, the matrices of the DiT's
-    layers are trained by Muon at that rate, of updates as large as AdamW's: fewer steps, each a little longer."""
+    """Duration and rates of a stage: ``steps``, or fewer if ``max_minutes`` are over first (the schedule then follows the
+    clock). ``rate`` is the peak learning rate, after a ``warm_up`` (share of the schedule) and before a cosine; ``average`` the
+    decay of the averaged weights, ``decay`` that of AdamW. With ``matrix_rate``, the matrices of the DiT's layers are trained
+    by Muon at that rate, with updates as large as AdamW's: fewer steps, each a little longer."""
 
     steps: int
     rate: float
@@ -58,7 +58,7 @@ class Schedule:
                              'above zero')
 
     def done(self, step: int, seconds: float) -> float:
-        """Share of the schedule that is over after so many steps and seconds; 1 and more: all of it."""
+        """Return the share of the schedule that is over after ``step`` steps and ``seconds``; 1 and more: all of it."""
         by_clock = 0.0 if self.max_minutes is None else seconds / (60.0 * self.max_minutes)
         return max(step / self.steps, by_clock)
 
@@ -111,8 +111,8 @@ class CalibrationConfig:
 @dataclass(frozen=True)
 class EvaluationConfig:
     """Losses and short predictions on ``episodes`` episodes from ``first_seed`` on (``batches`` of ``batch`` clips); and
-    ``worldmodel evaluate quality`` on the seeds ``quality`` ('first:end'), if given, only the parts of it that are named; on
-    the CPU, with what robots run by default, or with ``gpu`` where there is one."""
+    ``worldmodel evaluate quality`` on the seeds ``quality`` ('first:end'), if given, limited to ``parts`` if any are named; on
+    the CPU, with what robots run by default, or with ``gpu`` on a GPU where there is one."""
 
     episodes: int = 60
     first_seed: int = 1_000_000
@@ -125,9 +125,9 @@ class EvaluationConfig:
 
 @dataclass(frozen=True)
 class Memory:
-    """What the cache layers of a preset with tiles see, where it is not what the preset says: frames of the window, slabs of
-    sinks and keyframes; ``temporal``: whether some layers see their own place in all slabs, and not only in a few around;
-    ``heading``: whether attention knows how far the robot has turned."""
+    """Overrides what the cache layers of a preset with tiles see: frames of the window, slabs of sinks and keyframes;
+    ``temporal``: whether some layers see their own place in all slabs, not only in a few around; ``heading``: whether attention
+    knows how far the robot has turned."""
 
     window_frames: int | None = None
     sink_slabs: int | None = None
@@ -136,7 +136,7 @@ class Memory:
     heading: bool = True
 
     def of(self, preset: Preset) -> Preset:
-        """The preset with this memory. Raises ValueError for one without tiles, or a memory that it cannot have."""
+        """Return the preset with this memory. Raises ValueError for one without tiles, or a memory that it cannot have."""
         if preset.tile is None:
             raise ValueError(f'memory is for presets with tiles, and {preset.name!r} has none: leave it null')
         changed: dict[str, Any] = {name: getattr(self, name) for name in ('window_frames', 'sink_slabs', 'keyframe_slabs')
@@ -153,8 +153,8 @@ class Memory:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """A run. A section that is null is a stage that is left out; ``init`` names a model to start from, ``autoencoder`` one of
-    which only that is taken, with latents of the same kind, whatever its size of images."""
+    """A training run. A null section leaves its stage out; ``init`` names a model to start from, ``autoencoder`` one of which
+    only the autoencoder is used, with latents of the same kind, whatever its image size."""
 
     preset: str
     policy: str | None = None  # 'flow' or 'regression' instead of the preset's
@@ -165,7 +165,7 @@ class TrainConfig:
     compile: bool = True
     compare: bool = True  # near predictions before and after each stage
     checkpoint_minutes: float = 10.0
-    portable: bool = False  # small averaged weights next to the progress, too; a stage without progress goes on from them
+    portable: bool = False  # also keep small averaged weights; a stage without progress resumes from them
     workers: int = 0  # processes that simulate and evaluate; 0: one for each core
     weight_bits: int = 16  # of the layers' matrices in the finished model's files: 8 or 16
     data: DataConfig = DataConfig()
@@ -221,7 +221,7 @@ class TrainConfig:
         return max([3, *decoder, *(stage.objective.clip_frames for stage in stages)])
 
     def of_stage(self, name: str) -> dict[str, Any]:
-        """What the result of a stage depends on, ready for JSON: with another one, it is another result."""
+        """Return what a stage's result depends on, ready for JSON: if it changes, so does the result."""
         everything = asdict(self)
         if name == 'data':
             return {'preset': self.preset, 'data': everything['data']}
@@ -239,5 +239,5 @@ def read_config(path: Path, overrides: Sequence[str] = ()) -> TrainConfig:
 
 
 def from_dict(content: Mapping[str, Any], where: str, overrides: Sequence[str] = ()) -> TrainConfig:
-    """As ``read_config``, of what a file holds; ``where`` names it in errors."""
+    """Like ``read_config``, from a file's content; ``where`` names it in errors."""
     return build(TrainConfig, with_values(content, dict(map(parse_override, overrides))), where)

@@ -1,4 +1,4 @@
-"""Progress of a stage: a line or a bar on the terminal, JSON lines in a file, TensorBoard's events where it is; curves."""
+"""Logs of a stage: a line or a bar on the terminal, JSON lines in a file, TensorBoard events if installed; curves."""
 from __future__ import annotations
 
 import json
@@ -16,10 +16,10 @@ _NOT_DRAWN = ('step', 'seconds', 'steps_per_s', 'loss', 'host_ms', 'starved')
 
 class Log:
     """
-    Averages what is added between two lines; a line is written every ``every`` seconds.
+    Averages the values added between two lines; a line is written every ``every`` seconds.
 
-    ``steps`` is the number of the stage's steps, for the bar. ``first`` is the step that is gone on from: later lines of an
-    earlier attempt are dropped.
+    ``steps`` is the number of the stage's steps, for the bar. ``first`` is the step resumed from: later lines of an earlier
+    attempt are dropped.
     """
 
     def __init__(self, folder: Path, stage: str, steps: int | None = None, first: int = 0, seconds: float = 0.0,
@@ -33,7 +33,7 @@ class Log:
         self.stage, self.every = stage, every
         self.last = time.monotonic()
         self.start = self.last - seconds
-        self.sums: dict[str, tuple[Tensor | float, int]] = {}  # and of how many steps: not all give the same
+        self.sums: dict[str, tuple[Tensor | float, int]] = {}  # and of how many steps: not all log the same
         self.count = 0
         self.bar = _bar(stage, steps, first)
         self.events = _events(folder / 'tensorboard' / stage)
@@ -67,7 +67,7 @@ class Log:
         self.sums, self.count, self.last = {}, 0, now
 
     def close(self, step: int) -> None:
-        """Write what is left, and end."""
+        """Write what is left, and close."""
         if self.count:
             self.write(step)
         self.file.close()
@@ -127,7 +127,7 @@ def draw_curves(folder: Path, file: Path) -> None:
             axis.tick_params(which='both', labelsize=7)
         for axis in row[len(panels[stage]):]:
             axis.axis('off')
-    # Margins [inch] that hold these labels; ``tight_layout`` draws all of them once more to find out.
+    # Margins [inch] that hold these labels; ``tight_layout`` would draw them all once more to find out.
     figure.subplots_adjust(0.55 / width, 0.45 / height, 1.0 - 0.15 / width, 1.0 - 0.25 / height, wspace=0.35, hspace=0.5)
     figure.savefig(file, dpi=110)
     plt.close(figure)

@@ -1,4 +1,4 @@
-"""The loop of every stage that learns: draw, loss, update, until the schedule is done; saved and gone on with exactly."""
+"""The training loop of every stage: draw, loss, update, until the schedule is done; saved and resumed exactly."""
 from __future__ import annotations
 
 import copy
@@ -21,12 +21,12 @@ from .muon import BatchedMuon
 from .progress import Randomness
 from .ranks import Ranks
 
-UNTIMED_STEPS = 2  # of a schedule by the clock: these pay for compilation
-REWARM_STEPS = 100  # until the full rate where an optimiser begins without its moments
+UNTIMED_STEPS = 2  # not counted in a schedule by the clock: they include compilation
+REWARM_STEPS = 100  # until the full rate when an optimiser starts without its moments
 
 
 class Interrupted(Exception):
-    """The run was told to end; the text says what was saved and how to go on."""
+    """The run was told to end; the text says what was saved and how to resume."""
 
 
 def optimise(module: nn.Module, make: Callable[[nn.Module], Objective], schedule: Schedule, *, stage: str,
@@ -34,14 +34,13 @@ def optimise(module: nn.Module, make: Callable[[nn.Module], Objective], schedule
              checkpoint_minutes: float = 10.0, log_every: float = 5.0, carried: Path | None = None,
              carried_bits: int = 16) -> dict[str, float]:
     """
-    Train ``module`` in place by the objective that ``make`` gives for the averaged copy of it; it ends with the averaged
-    weights.
+    Train ``module`` in place by the objective that ``make`` returns for its averaged copy; it ends with the averaged weights.
 
-    Logs to ``out``/``stage``.jsonl. In ``out``/``stage``/progress lies what is needed to go on after an interruption: with as
-    many processes on the CPU, the result is bit for bit that of a run without one.
+    Logs to ``out``/``stage``.jsonl. ``out``/``stage``/progress holds what is needed to resume after an interruption: on the
+    CPU, with the same number of processes, the result is bit for bit that of an uninterrupted run.
 
     carried: folder of ``portable`` weights (``carried_bits`` of a layer's), for a ``module`` that is a world model; they are
-    written whenever progress is saved and at the end. Where there is no progress, the stage goes on from them: at their step,
+    written whenever progress is saved and at the end. If there is no progress, the stage resumes from them: at their step,
     with new moments and a warm-up.
 
     :return: ``steps`` done and ``seconds`` taken, over all attempts.
@@ -63,7 +62,7 @@ def optimise(module: nn.Module, make: Callable[[nn.Module], Objective], schedule
     pace = _Pace(ranks.device)
     with _signals() as told:
         while True:
-            # Processes agree through the host: a step of the GPU takes longer, and goes on meanwhile.
+            # Processes agree through the host: a step of the GPU takes longer, and continues meanwhile.
             elapsed, stop, due = ranks.agree([clock.seconds, bool(told), saved.due])
             if stop or due:
                 saved.save(step, clock.seconds)
@@ -89,8 +88,8 @@ def optimise(module: nn.Module, make: Callable[[nn.Module], Objective], schedule
 
 
 class Optimiser:
-    """Trains ``parameters`` (those of ``module``, and auxiliary ones) and lets ``averaged`` follow ``module``: AdamW,
-    and where asked for Muon for the layers' matrices (Jordan et al. 2024), under a warm-up and a cosine; clipped gradients."""
+    """Trains ``parameters`` (those of ``module``, and auxiliary ones) and updates the moving average ``averaged``: AdamW, and
+    optionally Muon for the layers' matrices (Jordan et al. 2024), with warm-up, cosine schedule and clipped gradients."""
 
     def __init__(self, module: nn.Module, averaged: nn.Module, parameters: list[nn.Parameter], schedule: Schedule,
                  ranks: Ranks):
@@ -109,7 +108,7 @@ class Optimiser:
 
     def set_rate(self, done: float) -> None:
         """Set the learning rate for the share of the schedule that is done."""
-        # A floor under both ends: the first step moves, and the last ones still average.
+        # A floor at both ends: the first step has an effect, and the last ones still average.
         cosine = 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
         warm_up = min(1.0, done / self.schedule.warm_up) if self.schedule.warm_up else 1.0
         again = min(1.0, self._rewarmed / REWARM_STEPS)
@@ -134,7 +133,7 @@ class Optimiser:
         return loss, values
 
     def update(self, loss: Tensor, step: int) -> None:
-        """Step down the loss, averaged over all processes."""
+        """Take a step down the loss, with gradients averaged over all processes."""
         for parameter in self.parameters:
             parameter.grad = None
         loss.backward()
@@ -149,8 +148,8 @@ class Optimiser:
             torch._foreach_lerp_([a for a, _ in pairs], [p for _, p in pairs], 1.0 - keep)
 
     def state(self) -> dict[str, Tensor]:
-        """What a later process needs to go on exactly: weights, averaged weights, moments of all parameters, and how far a rate
-        that rises again has come."""
+        """Return what a later process needs to resume exactly: weights, averaged weights, moments of all parameters, and how
+        far a repeated warm-up has come."""
         tensors = {f'module.{name}': value for name, value in self.module.state_dict().items()}
         tensors |= {f'averaged.{name}': value for name, value in self.averaged.state_dict().items()}
         for kind, optimiser in self.optimisers.items():
@@ -158,13 +157,13 @@ class Optimiser:
         return tensors | ({'rewarmed': torch.tensor(self._rewarmed)} if self._rewarmed < REWARM_STEPS else {})
 
     def begin_with(self, weights: dict[str, Tensor]) -> None:
-        """Go on from averaged weights alone: moments begin at zero, and the rate rises over REWARM_STEPS."""
+        """Resume from averaged weights alone: moments begin at zero, and the rate rises over REWARM_STEPS."""
         self.module.load_state_dict(weights)
         self.averaged.load_state_dict(weights)
         self._rewarmed = 0
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        """Go on from what ``state`` gave."""
+        """Resume from what ``state`` returned."""
         def part(prefix: str) -> dict[str, Tensor]:
             return {name[len(prefix):]: value for name, value in tensors.items() if name.startswith(prefix)}
 
@@ -176,19 +175,19 @@ class Optimiser:
 
 
 def layer_matrices(module: nn.Module, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
-    """Of the parameters, the matrices of the DiT's layers."""
+    """Return those of the parameters that are matrices of the DiT's layers."""
     inside = {id(parameter) for name, parameter in module.named_parameters()
               if '.blocks.' in f'.{name}' and parameter.ndim == 2}
     return [parameter for parameter in parameters if id(parameter) in inside]
 
 
 def averaged_copy(module: nn.Module) -> nn.Module:
-    """A copy that is not trained, for the averaged weights."""
+    """Return a frozen copy, for the averaged weights."""
     return copy.deepcopy(module).eval().requires_grad_(False)
 
 
 class _Saved:
-    """What a stage needs to go on exactly, in its folder, saved every ``interval`` s; and in ``carried``, if given, its
+    """Saves what a stage needs to resume exactly, in its folder every ``interval`` s; and in ``carried``, if given, its
     portable weights."""
 
     def __init__(self, folder: Path, optimiser: Optimiser, objective: Objective, random: Randomness, ranks: Ranks,
@@ -202,7 +201,7 @@ class _Saved:
         return time.monotonic() - self._last > self._interval
 
     def restore(self, schedule: Schedule) -> tuple[int, float]:
-        """Take up what an earlier attempt saved; return its steps and seconds, zeros if there is none."""
+        """Restore what an earlier attempt saved; return its steps and seconds, zeros if there is none."""
         begun = progress.load(self.folder, self._ranks)
         if begun is None:
             return self._restore_carried(schedule)
@@ -227,7 +226,7 @@ class _Saved:
         return begun.step, begun.seconds
 
     def carry(self, step: int, seconds: float) -> None:
-        """Write the portable weights, where they are asked for."""
+        """Write the portable weights, if requested."""
         if self._carried and self._ranks.main:
             portable.write(self._carried, self._optimiser.averaged, self.folder.parent.name, step, seconds,
                            self._bits)
@@ -241,15 +240,15 @@ class _Saved:
 
 
 def _compile(objective: Objective) -> None:
-    # One graph for each shape of each network; the default limit is for code that meets shapes it did not plan for.
+    # One graph for each shape of each network; the default limit is meant for code with unplanned shapes.
     torch._dynamo.config.cache_size_limit = 64
     for network in objective.networks():
         network.compile(dynamic=False)
 
 
 class _Pace:
-    """Where the time of a step goes: ``host_ms``, until the host has asked for all of it, and on a GPU ``starved``, 1 where it
-    had nothing left to do when the host came with the step. Near 1 the host sets the pace, near 0 the GPU does."""
+    """Where the time of a step goes: ``host_ms``, until the host has launched all of it, and on a GPU ``starved``, 1 if it was
+    idle when the host began the step. Near 1 the host is the bottleneck, near 0 the GPU."""
 
     def __init__(self, device: torch.device):
         self._cuda, self._last, self._starved = device.type == 'cuda', None, 0.0
@@ -289,7 +288,7 @@ def _signals():
     told: list[float] = []
 
     def handle(number: int, _frame) -> None:
-        # torchrun hands on what the terminal has sent already: the same SIGINT comes twice.
+        # torchrun forwards what the terminal has already sent: the same SIGINT comes twice.
         if told and number == signal.SIGINT and time.monotonic() - told[0] > 1.0:
             raise KeyboardInterrupt
         told.append(time.monotonic())

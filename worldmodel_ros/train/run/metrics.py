@@ -3,8 +3,8 @@
     python -m worldmodel_ros.train.data.simulate --episodes 100 --first-seed 1000000 --out data/eval
     python -m worldmodel_ros.train.run.metrics --data data/eval
 
-Models of different images are compared on the same episodes, simulated in both sizes, by --picture-size: it averages all
-images down to one size before they are compared. Every model is then judged on the same clips.
+To compare models with different image sizes, simulate the same episodes in both sizes and use --picture-size: it averages
+all images down to one size first. Every model is then judged on the same clips.
 """
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ SAMPLERS = {'teacher_32': TEACHER, 'two_step': TWO_STEP, 'one_step': ONE_STEP,
 
 
 def psnr(a: Tensor, b: Tensor) -> Tensor:
-    """PSNR (dB) of images (..., 3, H, W) in [-1, 1], one value an image."""
+    """Return the PSNR (dB) of images (..., 3, H, W) in [-1, 1], one value per image."""
     mse = ((a.clamp(-1, 1) - b) / 2).square().mean((-3, -2, -1))
     return -10 * torch.log10(mse.clamp_min(1e-10))
 
 
 def averaged_down(pictures: Tensor, size: int | None) -> Tensor:
-    """Images (..., 3, H, W), a pixel the mean of the square that it stands for, with ``size`` rows; None: as they are.
+    """Average images (..., 3, H, W) over squares of pixels, down to ``size`` rows; None: leave them as they are.
 
-    Raises ValueError where the images have no multiple of so many rows.
+    Raises ValueError if the images' rows are not a multiple of ``size``.
     """
     rows = pictures.shape[-2]
     if size is None or size == rows:
@@ -55,12 +55,12 @@ def averaged_down(pictures: Tensor, size: int | None) -> Tensor:
 @torch.no_grad()
 def evaluate(model: WorldModel, episodes: Episodes, batches: int = 8, batch: int = 64, seed: int = 1,
              picture_size: int | None = None, samplers: Sequence[str] | None = None) -> dict:
-    """Mean PSNR (dB) by horizon while the robot moves, for each of ``samplers`` (by default all of SAMPLERS), for
-    copy-last-frame and for the VAE alone; and errors of the heads. Images are averaged down to ``picture_size``
-    rows first, where one is given.
+    """Return the mean PSNR (dB) by horizon while the robot moves, for each of ``samplers`` (by default all of SAMPLERS),
+    for copy-last-frame and for the VAE alone; and errors of the heads. Images are averaged down to ``picture_size`` rows
+    first, if given.
 
-    Clips depend on the seed alone, whatever the model: so differences of two models' ``by_batch`` are paired. Raises
-    ValueError for an image size that the model's is no multiple of.
+    Clips depend only on the seed, not on the model, so differences of two models' ``by_batch`` are paired. Raises
+    ValueError for a ``picture_size`` that the model's image size is not a multiple of.
     """
     device = episodes.frames.device
     rng = np.random.default_rng(seed)
@@ -73,7 +73,7 @@ def evaluate(model: WorldModel, episodes: Episodes, batches: int = 8, batch: int
     # On a CPU the session runs in float32 too, and masked attention in bfloat16 is slow there.
     with torch.autocast(device.type, torch.bfloat16, enabled=device.type == 'cuda'):
         for number in range(batches):
-            # How much is drawn depends on the model's shape: each batch begins again.
+            # How much is drawn depends on the model's shape, so each batch is seeded.
             generator = torch.Generator(device).manual_seed(seed + number)
             drawn = draw(episodes, preset, options, rng, generator)
             sampler = ChunkSampler(model, drawn)

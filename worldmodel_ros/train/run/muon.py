@@ -1,5 +1,5 @@
-"""Muon (Jordan et al. 2024) whose matrices of one shape are orthogonalised together: a layer's matrices are small, and a GPU
-waits for the host that launches them one by one."""
+"""Muon (Jordan et al. 2024) with matrices of one shape orthogonalised together: a layer's matrices are small, and a GPU would
+wait for the host to launch them one by one."""
 from __future__ import annotations
 
 import math
@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 
 class BatchedMuon(torch.optim.Muon):
-    """``torch.optim.Muon``, with its options, state and results, in a few launches for each shape of matrix."""
+    """``torch.optim.Muon``, with its options, state and results, in a few launches per matrix shape."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
-        """One update of all parameters that have a gradient."""
+        """Update all parameters that have a gradient."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -39,15 +39,15 @@ class BatchedMuon(torch.optim.Muon):
         updates = torch._foreach_lerp(gradients, buffers, group['momentum']) if group['nesterov'] else buffers
         moved = orthogonalised(torch.stack(updates), group['ns_coefficients'], group['ns_steps'], group['eps'])
         torch._foreach_mul_(parameters, 1.0 - group['lr'] * group['weight_decay'])
-        # As the parameters lie in memory: else each is a launch of its own.
+        # In the parameters' memory layout: otherwise each is a separate launch.
         moved = moved.to(parameters[0].dtype, memory_format=torch.contiguous_format)
         torch._foreach_add_(parameters, list(moved.unbind()),
                             alpha=-group['lr'] * _scale(group['adjust_lr_fn'], shape))
 
 
 def orthogonalised(matrices: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
-    """Matrices (N, rows, columns) with singular values near 1, in bfloat16: ``steps`` of the quintic Newton-Schulz iteration
-    a X + (b X X^T + c (X X^T)^2) X, on the shorter side."""
+    """Return matrices (N, rows, columns) with singular values near 1, in bfloat16: ``steps`` of the quintic Newton-Schulz
+    iteration a X + (b X X^T + c (X X^T)^2) X, on the shorter side."""
     a, b, c = coefficients
     x = matrices.bfloat16()
     tall = x.shape[-2] > x.shape[-1]
@@ -60,6 +60,6 @@ def orthogonalised(matrices: Tensor, coefficients: tuple[float, float, float], s
 
 
 def _scale(kind: str | None, shape: torch.Size) -> float:
-    """Of the rate, for matrices of a shape; by torch's ``adjust_lr_fn``."""
+    """Factor of the learning rate for matrices of a shape, as of torch's ``adjust_lr_fn``."""
     rows, columns = shape
     return 0.2 * math.sqrt(max(rows, columns)) if kind == 'match_rms_adamw' else math.sqrt(max(1.0, rows / columns))

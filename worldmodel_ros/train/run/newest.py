@@ -1,4 +1,4 @@
-"""The newest weights of a run that still goes on, in the form that is shipped: for machines that may be taken away.
+"""Exports the newest weights of a run in progress in the shipped form, for machines that may be preempted.
 
     python -m worldmodel_ros.train.run.newest out/tiny saved/tiny
 """
@@ -17,14 +17,14 @@ from worldmodel_ros.model import checkpoint
 from worldmodel_ros.model.world_model import WorldModel
 from .config import read_config
 
-# Those that leave a model which predicts, the last one first.
+# Stages that leave a model which predicts, the last one first.
 STAGES = ('decoder', 'imitation', 'self_forcing', 'student', 'teacher')
 
 
 def newest(run: Path) -> tuple[WorldModel, dict]:
     """
-    Return the model and where it comes from: of the last stage that is finished, or of the one in progress, its averaged
-    weights as they were last saved (``checkpoint_minutes``).
+    Return the model and its provenance: of the last finished stage, or of the one in progress, its averaged weights as last
+    saved (``checkpoint_minutes``).
 
     Raises FileNotFoundError if no stage has left anything yet.
     """

@@ -1,4 +1,4 @@
-"""What can be chosen about the objectives of the stages; a stage's steps and learning rate belong to its loop."""
+"""Options of the stages' objectives; a stage's steps and learning rate belong to its loop."""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -9,31 +9,31 @@ class TeacherOptions:
     """Stage ``teacher``: flow matching, imitation and outcomes on recorded clips.
 
     batch: clips per step. clip_frames: observed frames of each. chunks: noisy chunks per clip.
-    full_windows: share of these that have a whole window before them, as far as the clips are long enough; the others
-    see less, as a session does that has just begun.
+    full_windows: share of these with a whole window before them, if the clips are long enough; the others see less, like a
+    session that has just begun.
     context_noise: largest deviation of the noise on committed frames, in half of the clips, so that a session which
     continues from its own predictions stays in the trained range.
     flow_weight: ``ramp`` weights the error of the predicted clean latents by 0.9 tau + 0.1; ``velocity`` takes the error of
     the flow's velocity, with a weight of at most 100.
     heads_weight, pose_weight: of the losses other than the flow's.
-    search: the policy learns to search for a goal that its window does not show, instead of what the expert does who
-    knows where it is.
+    search: the policy learns to search for a goal that its window does not show, instead of imitating the expert, who knows
+    where it is.
     contact_share: of the clips, which hold a frame in contact, all such frames equally likely, with a window before it.
     Of the chunks in these, 71 % begin in contact and 14 % come to one; in the other clips of the usual episodes 8 and 3 %.
-    blind_share: of the batches whose last chunk sees no context, so that the network also knows which images there
-    are at all; the distribution matching of the stage ``self_forcing`` asks the teacher for that.
-    served_share: of the chunks, which learn the steps that are served (half ones from noise and from half-way, whole ones)
-    towards the truth, instead of the flow: in a world that is nearly deterministic, that makes two steps and one usable long
-    before a flow is worth distilling.
-    pieces: so many episodes make up one clip in the first ``pieces_until`` of the schedule, each a short session of its own:
-    more rooms a step, short attention, and one shape of clip for the compiler.
+    blind_share: of the batches whose last chunk sees no context, so that the network also models images without context, as
+    the distribution matching of the stage ``self_forcing`` needs of the teacher.
+    served_share: of the chunks, which learn the served steps (half steps from noise and from tau 1/2, whole steps) towards the
+    truth, instead of the flow: in a nearly deterministic world, that makes two steps and one usable long before a flow is worth
+    distilling.
+    pieces: number of episodes that make up one clip in the first ``pieces_until`` of the schedule, each its own short session:
+    more rooms per step, short attention, and one clip shape for the compiler.
     recall_share: of the chunks of whole clips, which begin where all robots of a batch turn back to what left their view, so
     that the window is worth attending to.
-    own_halfway: of the batches after the first half of the schedule, whose half steps from half-way begin where the model's own
-    first ones end, as in service; one more pass without gradients.
-    imagined_share: of the batches after the first half of the schedule, in whose clips what follows a frame is what the model
-    itself imagines; the truth stays the target. imagined_depth: batches that such clips serve, and chunks by which their errors
-    are deep in the end, see objectives/imagined.py; each takes two more passes without gradients. imagined_distance: mean
+    own_halfway: of the batches after the first half of the schedule, whose half steps from tau 1/2 start where the model's own
+    first ones end, as at run time; one more pass without gradients.
+    imagined_share: of the batches after the first half of the schedule, in whose clips the model's own predictions follow
+    observed frames; the truth stays the target. imagined_depth: batches that such clips serve, and the depth of their errors in
+    the end, in chunks, see objectives/imagined.py; each takes two more passes without gradients. imagined_distance: mean
     squared distance of the latents, of unit variance, between the imagined frames before a chunk and the true ones, at which
     the truth has half its weight as this chunk's target; 0: all chunks weigh the same.
     """
@@ -81,12 +81,12 @@ class TeacherOptions:
 class StudentOptions(TeacherOptions):
     """Stage ``student``: steps of length 1/2 and 1 next to the flow.
 
-    substeps: of the flow that make the target of a half step.
-    bootstrap: these are of the student's own averaged weights instead of the frozen teacher's.
+    substeps: of the flow, which make the target of a half step.
+    bootstrap: take them with the student's own averaged weights instead of the frozen teacher's.
     truth_weight: share of the true latents in the targets that end at clean ones; a simulated episode is nearly
     deterministic, and the truth is the better teacher wherever it is known.
-    half_truth_weight: the same for the second of two half steps, which long imagination is made of; None: truth_weight.
-    What cannot be known has a blurred mean, and blur compounds over a rollout.
+    half_truth_weight: the same for the second of two half steps, which long rollouts consist of; None: truth_weight.
+    The mean of uncertain futures is blurred, and blur compounds over a rollout.
     """
 
     substeps: int = 4
@@ -97,11 +97,11 @@ class StudentOptions(TeacherOptions):
 
 @dataclass(frozen=True)
 class ImitationOptions:
-    """Stage ``imitation``: the policy alone, on what a network that stays as it is makes of the episodes.
+    """Stage ``imitation``: the policy alone, on a frozen network's features of the episodes.
 
     batch: clips per step. clip_frames: frames of each, all but a chunk of which are learned from: the fewer, the more
-    clips for the same time. search: as in TeacherOptions.
-    keep: where a goal was seen, learn what the policy plans before the stage instead of what the expert does: then only
+    clips in the same time. search: as in TeacherOptions.
+    keep: where a goal was seen, learn the policy's own plans from before the stage instead of the expert's: then only
     the search is new, and what longer training has taught stays (learning without forgetting, Li and Hoiem 2016).
     """
 
@@ -119,19 +119,19 @@ class ImitationOptions:
 class SelfForcingOptions(StudentOptions):
     """Stage ``self_forcing``: the student's losses on what the student itself has imagined.
 
-    recorded_share: of the clips of a batch, which are recorded ones as in the stage before; the others are pieces of
+    recorded_share: of the clips of a batch, which are recorded ones as in the previous stage; the others are crops of
     roll-outs.
     clip_frames: frames of a roll-out, a window of observed ones and then imagined ones.
-    crop_frames: of it that one step trains on. reuse: steps per roll-out.
+    crop_frames: of these, the frames that one step trains on. reuse: steps per roll-out.
     bootstrap: by default the targets of half steps come from the student's own flow here: unlike the frozen teacher's,
     it has learned from the truth under imagined contexts.
     one_step_share: of the roll-outs that take one step per chunk; the others take two.
-    tether_share: of these others' clips, which are held near the true episode, half-way through every chunk and each by a
-    strength of its own: contexts with the student's flaws whose true continuation is known, however old they are.
+    tether_share: of these others' clips, which are held near the true episode, half-way through every chunk and each by its
+    own strength: contexts with the student's flaws whose true continuation is known, however old they are.
     truth_distance: mean squared distance of the latents, of unit variance, between imagined and true frames, at which
     the truth still has half its weight.
     dmd_weight: of the distribution matching on long roll-outs (see dmd.py), 0 for none; dmd_frames: their length;
-    dmd_rate: learning rate of the network that knows the imagined images.
+    dmd_rate: learning rate of the network that models the imagined images.
     """
 
     batch: int = 96
@@ -160,12 +160,12 @@ class DecoderOptions:
 
     batch: images per step. streams: of frames that are imagined at a time, ``ahead`` each (whole chunks), after a window of
     observed ones; reuse: steps that draw from these. one_step_share: of the times, in one step per chunk instead of two.
-    encoded_share: of the images, which are drawn from the encoded true frames instead.
-    aim, encoded_aim: energy of details that is asked for, over that of the true images, of imagined and of encoded ones, and
-    energy_weight: of what is missing of it or too much.
-    adversary_weight: of its gradient by the images, over that of their error; adversary_rate: its learning rate;
-    adversary_width: channels of its first layer; camera_noise: largest deviation of the camera's noise, of 255.
-    judge_s: seconds between two looks at held-back episodes, of which the best is what the stage leaves.
+    encoded_share: of the images, which are decoded from the encoded true frames instead.
+    aim, encoded_aim: target energy of details, relative to the true images, for imagined and for encoded ones;
+    energy_weight: of the error of that energy.
+    adversary_weight: of its gradient with respect to the images, relative to that of their error; adversary_rate: its learning
+    rate; adversary_width: channels of its first layer; camera_noise: largest deviation of the camera's noise, of 255.
+    judge_s: seconds between two evaluations on held-back episodes; the stage keeps the best decoder.
     """
 
     batch: int = 256

@@ -1,10 +1,10 @@
-"""Decoders along a training of stage ``decoder``, how each was judged, and a model with one of them.
+"""Lists the decoders kept during stage ``decoder`` with their scores, and writes a model with one of them.
 
     python -m worldmodel_ros.train.run.points out/decoder/points.safetensors
     python -m worldmodel_ros.train.run.points out/decoder/points.safetensors --model tiny --share 0.8 --out out/sharp
 
 Without ``--out`` it lists them. With it, it writes the model with the decoder of a point, by default of the best; with
-``--share`` the mean of its weights and the model's own. All else of the model stays as it is, bit for bit.
+``--share``, with the mean of its weights and the model's own. The rest of the model stays as it is, bit for bit.
 """
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from worldmodel_ros.model import checkpoint
 from worldmodel_ros.model.checkpoint_description import ModelError, read_description
 
 FILE = 'points.safetensors'
-MOST = 6  # that are kept: of the shipped size, 10 MB
-# What is asked for: sharpness over that of the true image, of images 1 s ahead (mean and median) and of encoded ones (median),
-# and the most PSNR that images 1 s ahead may lose, in dB.
+MOST = 6  # that are kept: 10 MB at the shipped size
+# Targets: sharpness relative to the true image, of images 1 s ahead (mean and median) and of encoded ones (median), and the
+# most PSNR that images 1 s ahead may lose, in dB.
 AIM, ENCODED_AIM, MOST_LOSS_DB = 0.78, 0.95, 0.9
 
 Row = dict[str, Any]  # step, and of two_step, one_step and encoded: psnr_db, sharpness, median_sharpness
 
 
 class Points:
-    """Averaged decoders, in bfloat16, and their rows; in a file of the folder, if one is given, whole at any time."""
+    """Averaged decoders, in bfloat16, and their rows; if a folder is given, in a file that is complete at any time."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._file = None if folder is None else folder / FILE
@@ -45,11 +45,11 @@ class Points:
             self.before, self.points = read(self._file)
 
     def clear(self) -> None:
-        """Forget those of an earlier attempt."""
+        """Drop those of an earlier attempt."""
         self.points = []
 
     def add(self, row: Row, decoder: Mapping[str, Tensor]) -> None:
-        """Add a decoder; beyond MOST, the one that is the least wanted goes."""
+        """Add a decoder; beyond MOST, the worst one is dropped."""
         weights = {name: value.detach().to('cpu', torch.bfloat16).contiguous() for name, value in decoder.items()}
         self.points = [point for point in self.points if point[0]['step'] < row['step']] + [(row, weights)]
         print(f'[decoder] judged: {json.dumps(row)}', flush=True)
@@ -60,14 +60,14 @@ class Points:
 
     @property
     def chosen(self) -> tuple[Row, dict[str, Tensor]]:
-        """The latest of those that reach what is asked for, else the one that comes nearest."""
+        """The latest of those that reach the targets, else the one that comes nearest."""
         return max(self.points, key=self._rank)
 
     def _rank(self, point: tuple[Row, dict[str, Tensor]]) -> tuple[float, int]:
         row = point[0]
         imagined, encoded = row['two_step'], row['encoded']
         shares = [min(imagined['sharpness'], imagined['median_sharpness']) / AIM,
-                  encoded['median_sharpness'] / ENCODED_AIM]  # its mean has the camera's noise, which no decoder can draw
+                  encoded['median_sharpness'] / ENCODED_AIM]  # its mean includes camera noise, which no decoder can render
         lost = self.before['two_step']['psnr_db'] - imagined['psnr_db']
         return round(min(1.0, *shares) - max(0.0, lost - MOST_LOSS_DB), 2), row['step']
 
@@ -81,7 +81,7 @@ class Points:
 
 
 def read(file: Path) -> tuple[Row, list[tuple[Row, dict[str, Tensor]]]]:
-    """The row of the decoder before training, and points of a file."""
+    """Return the row of the decoder before training, and the points of a file."""
     with safe_open(str(file), 'pt') as stored:
         rows, tensors = json.loads(stored.metadata()['rows']), {}
         for name in stored.keys():

@@ -1,4 +1,4 @@
-"""A stage in progress as a model that is small enough to carry to another machine: averaged weights alone, no moments."""
+"""A stage in progress as a model small enough to carry to another machine: averaged weights alone, no moments."""
 from __future__ import annotations
 
 import shutil
@@ -27,8 +27,8 @@ class Portable:
 
 
 def write(folder: Path, averaged: WorldModel, stage: str, step: int, seconds: float, bits: int = 16) -> None:
-    """Write the weights, a model as any other, the layers' matrices in so many ``bits`` (16, or 8 row by row); those that were
-    there before are replaced when all of it is written."""
+    """Write the weights as an ordinary model, with the layers' matrices in ``bits`` (16, or 8 row by row); earlier ones are
+    replaced once everything is written."""
     _finish(folder)
     new, old = _next_to(folder)
     for left in (new, old):
@@ -42,7 +42,7 @@ def write(folder: Path, averaged: WorldModel, stage: str, step: int, seconds: fl
 
 
 def begun(folder: Path, stage: str) -> tuple[int, float] | None:
-    """Steps and seconds of the stage that the weights in the folder are of; None where there are none of this stage."""
+    """Return the steps and seconds after which the folder's weights of the stage were written; None if it has none of it."""
     _finish(folder)
     if not (folder / 'model.json').is_file():
         return None
@@ -51,8 +51,8 @@ def begun(folder: Path, stage: str) -> tuple[int, float] | None:
 
 
 def load(folder: Path, stage: str, model: WorldModel) -> Portable | None:
-    """What ``write`` left of the stage, or None. Raises ConfigError where it is of another shape than ``model``, or of a later
-    stage, which this one would replace by what it begins with."""
+    """Return what ``write`` left of the stage, or None. Raises ConfigError if it has another shape than ``model``, or is of a
+    later stage, which this one would overwrite with its own start."""
     found = begun(folder, stage)
     if found is None:
         order = STAGES.index(stage)
@@ -68,16 +68,16 @@ def load(folder: Path, stage: str, model: WorldModel) -> Portable | None:
 
 
 def _next_to(folder: Path) -> tuple[Path, Path]:
-    """Where weights are until all of them are written, and where those are that they replace."""
+    """Where new weights are until they are complete, and where those are that they replace."""
     return folder.with_name(f'{folder.name}.new'), folder.with_name(f'{folder.name}.old')
 
 
 def _finish(folder: Path) -> None:
-    """Give the weights their name where a process ended between the two renames of ``write``: then the new ones are whole."""
+    """Finish the renaming if a process ended between the two renames of ``write``: then the new weights are complete."""
     new, old = _next_to(folder)
     if old.exists() and not folder.exists():
         try:
             (new if new.exists() else old).rename(folder)
         except OSError:
-            if not folder.exists():  # else another process of this run was faster
+            if not folder.exists():  # otherwise another process of this run was faster
                 raise

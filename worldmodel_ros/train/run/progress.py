@@ -1,4 +1,4 @@
-"""A stage that is not finished, on disk: tensors as safetensors, numbers as JSON, nothing that runs when it is read."""
+"""An unfinished stage on disk: tensors as safetensors, numbers as JSON, nothing that executes code when it is read."""
 from __future__ import annotations
 
 import json
@@ -19,7 +19,7 @@ from .reading import ConfigError
 
 @dataclass(frozen=True)
 class Progress:
-    """After ``step`` steps and ``seconds``: ``shared`` tensors of all processes, ``own`` ones of this process."""
+    """State after ``step`` steps and ``seconds``: ``shared`` tensors of all processes, ``own`` ones of this process."""
 
     step: int
     seconds: float
@@ -28,13 +28,13 @@ class Progress:
 
 
 def moments_of(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """What an optimiser remembers of its parameters, by their numbers and its names for it."""
+    """Return an optimiser's state of its parameters, by their numbers and its names for it."""
     return {f'{index}.{name}': torch.as_tensor(value) for index, moments in optimiser.state_dict()['state'].items()
             for name, value in moments.items()}
 
 
 def restore_moments(optimiser: torch.optim.Optimizer, moments: Mapping[str, Tensor]) -> None:
-    """Have an optimiser go on with what ``moments_of`` gave."""
+    """Load what ``moments_of`` returned into an optimiser."""
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in moments.items():
         index, _, name = key.partition('.')
@@ -51,8 +51,7 @@ class Randomness:
         self._begin(self._words)
 
     def begin_at(self, step: int) -> None:
-        """Begin others, for a stage that goes on at a step without the state it had there: what it has drawn is not drawn
-        again."""
+        """Reseed for a stage that resumes at a step without its state there, so that it does not repeat earlier draws."""
         self._begin([*self._words, step])
 
     def _begin(self, entropy: list[int]) -> None:
@@ -62,14 +61,14 @@ class Randomness:
         torch.manual_seed(int(words[2]))
 
     def state(self) -> dict[str, Tensor]:
-        """The state, as bytes."""
+        """Return the state, as bytes."""
         text = json.dumps(self.numpy.bit_generator.state).encode()
         state = {'random.numpy': torch.tensor(list(text), dtype=torch.uint8), 'random.torch': torch.get_rng_state(),
                  'random.generator': self.generator.get_state()}
         return {**state, 'random.cuda': torch.cuda.get_rng_state(self._device)} if self._cuda else state
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Go on from what ``state`` gave."""
+        """Restore what ``state`` returned."""
         self.numpy.bit_generator.state = json.loads(bytes(state['random.numpy'].tolist()))
         torch.set_rng_state(state['random.torch'])
         self.generator.set_state(state['random.generator'])
@@ -78,7 +77,7 @@ class Randomness:
 
 
 def save(folder: Path, progress: Progress, ranks: Ranks) -> None:
-    """Write the progress of all processes; what was there before stays until this is complete."""
+    """Write the progress of all processes; the previous one stays until this is complete."""
     new, final = folder / 'new', folder / f'step-{progress.step:08d}'
     if ranks.main:
         shutil.rmtree(new, ignore_errors=True)
@@ -99,7 +98,7 @@ def save(folder: Path, progress: Progress, ranks: Ranks) -> None:
 
 
 def load(folder: Path, ranks: Ranks) -> Progress | None:
-    """The newest complete progress in the folder, or None. Raises ConfigError if it is of another number of processes."""
+    """Return the newest complete progress in the folder, or None. Raises ConfigError for another number of processes."""
     found = sorted(folder.glob('step-*'))
     if not found:
         return None

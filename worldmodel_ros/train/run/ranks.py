@@ -1,4 +1,4 @@
-"""The processes of one run: one for each GPU, with the same weights and different clips, after torch.distributed."""
+"""The processes of one run, by torch.distributed: one for each GPU, with the same weights and different clips."""
 from __future__ import annotations
 
 import os
@@ -10,13 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-BUCKET_BYTES = 32 * 2 ** 20  # gradients sent together: few calls, and the first is on its way while others are packed
+BUCKET_BYTES = 32 * 2 ** 20  # gradients sent together: few calls, and the first is sent while others are packed
 TIMEOUT = timedelta(hours=2)  # the others wait while the first process simulates the data
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among ``count``, by its number ``rank``; a process alone needs no torch.distributed."""
+    """This process, number ``rank`` of ``count``; a single process needs no torch.distributed."""
 
     device: torch.device
     rank: int = 0
@@ -24,7 +24,7 @@ class Ranks:
 
     @classmethod
     def join(cls, device: str) -> Ranks:
-        """Join the processes that torchrun started, or stand alone; ``device`` is cuda, cpu or auto."""
+        """Join the processes that torchrun started, or run alone; ``device`` is cuda, cpu or auto."""
         if device == 'auto':
             device = 'cuda' if torch.cuda.is_available() else 'cpu'
         count = int(os.environ.get('WORLD_SIZE', '1'))
@@ -33,12 +33,12 @@ class Ranks:
         if device == 'cuda':
             device = f'cuda:{os.environ["LOCAL_RANK"]}'
             torch.cuda.set_device(device)
-        # Barriers and agreements need no GPU; gradients on one take NCCL.
+        # Barriers and agreements need no GPU; gradients on a GPU use NCCL.
         dist.init_process_group('cpu:gloo,cuda:nccl' if device.startswith('cuda') else 'gloo', timeout=TIMEOUT)
         return cls(torch.device(device), dist.get_rank(), count)
 
     def leave(self) -> None:
-        """Leave the group in order."""
+        """Leave the process group."""
         if self.count > 1:
             dist.destroy_process_group()
 
@@ -48,7 +48,7 @@ class Ranks:
         return self.rank == 0
 
     def agree(self, values: Sequence[float]) -> list[float]:
-        """The greatest of each value over all processes; waits for all."""
+        """Return the maximum of each value over all processes; waits for all."""
         if self.count == 1:
             return list(values)
         tensor = torch.tensor(values, dtype=torch.float64)
@@ -66,7 +66,7 @@ class Ranks:
                 dist.broadcast(tensor.detach(), 0)
 
     def average_gradients(self, parameters: Iterable[Tensor]) -> None:
-        """Average the gradients over all processes; the same parameters must have one in each of them."""
+        """Average the gradients over all processes; the same parameters must have one in every process."""
         if self.count == 1:
             return
         sent = []

@@ -1,4 +1,4 @@
-"""Dataclasses read from YAML: every key is checked, and what is wrong is named with its file and place."""
+"""Dataclasses read from YAML: every key is checked, and errors name the file and the key."""
 from __future__ import annotations
 
 import types
@@ -26,7 +26,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def with_values(content: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of a file with other values for some keys, such as 'teacher.steps'."""
+    """Return a file's content with other values for some keys, such as 'teacher.steps'."""
     result = dict(content)
     for key, value in values.items():
         section = result
@@ -51,9 +51,9 @@ def parse_override(text: str) -> tuple[str, Any]:
 
 def build(kind: type, content: Any, where: str, prefix: str = '') -> Any:
     """
-    Return a dataclass of the content of a file, sections as dataclasses in it.
+    Return a dataclass of a file's content, with sections as nested dataclasses.
 
-    ``where`` names the file in errors, ``prefix`` the section, with a dot behind it. Raises ConfigError for keys that are
+    ``where`` names the file in errors, ``prefix`` the section, with a trailing dot. Raises ConfigError for keys that are
     unknown or missing, values of another kind, and those that the dataclass refuses with ValueError.
     """
     if not isinstance(content, Mapping):
@@ -92,7 +92,7 @@ def _value(kind: Any, value: Any, where: str, key: str) -> Any:
         raise ConfigError(f'{where}: {key} must be a list of names, got {value!r}')
     if kind is float and isinstance(value, (int, str)) and not isinstance(value, bool):
         try:
-            return float(value)  # YAML takes 1e-3 for a word
+            return float(value)  # YAML reads 1e-3 as a string
         except ValueError:
             pass
     if type(value) is not kind:

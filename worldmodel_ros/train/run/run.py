@@ -1,4 +1,4 @@
-"""One run: its folder, what is finished in it, and what each stage is given."""
+"""One training run: its folder, the stages finished in it, and the inputs of each stage."""
 from __future__ import annotations
 
 import json
@@ -32,7 +32,7 @@ class Run:
     The stages of a configuration in the folder ``out``, done by the processes ``ranks``.
 
     A stage's folder holds stage.json: the part of the configuration that the result depends on, and whether it is
-    complete. A stage that is complete in one of ``others``, folders of other runs, with the same configuration, is taken.
+    complete. A stage that is complete with the same configuration in one of ``others``, folders of other runs, is reused.
     """
 
     def __init__(self, config: TrainConfig, out: Path, ranks: Ranks, others: Sequence[Path] = ()):
@@ -50,15 +50,15 @@ class Run:
 
     @property
     def init(self) -> Path | None:
-        """Folder of the model to start from: a shipped one by its name, or any."""
+        """Folder of the model to start from: that of a shipped model's name, or any."""
         return None if self.config.init is None else model_folder(self.config.init)
 
     def has(self, stage: str) -> bool:
-        """Whether the configuration has the stage."""
+        """Return whether the configuration has the stage."""
         return getattr(self.config, stage) is not None
 
     def find(self, stage: str) -> Path | None:
-        """Folder of the complete stage, or None. Raises ConfigError if ``out`` has it of another configuration."""
+        """Return the folder of the complete stage, or None. Raises ConfigError if ``out`` has it of another configuration."""
         for out in (self.out, *self.others):
             folder, complete, differences = self._look(out, stage)
             if complete and not differences:
@@ -69,7 +69,7 @@ class Run:
         return None
 
     def found(self, stage: str) -> Path:
-        """As ``find``. Raises ConfigError if it is nowhere complete."""
+        """Like ``find``, but raises ConfigError if the stage is complete nowhere."""
         folder = self.find(stage)
         if folder is None:
             others = [f'; {other} has it of another configuration ({", ".join(differences)})' for other, differences in
@@ -99,17 +99,17 @@ class Run:
              'torch': torch.__version__, 'config': jsonable(self.config.of_stage(stage))}, indent=1) + '\n')
 
     def results(self, stage: str) -> dict[str, Any]:
-        """What stage.json of a complete stage says, without the configuration."""
+        """Return the content of a complete stage's stage.json, without the configuration."""
         record = json.loads((self.found(stage) / 'stage.json').read_text())
         return {key: value for key, value in record.items() if key not in ('config', 'complete')}
 
     def before(self, stage: str) -> str | None:
-        """The stage whose networks ``stage`` starts from; None if it is the first."""
+        """Return the stage whose networks ``stage`` starts from; None if it is the first."""
         earlier = NETWORKS[:NETWORKS.index(stage)] if stage in NETWORKS else NETWORKS
         return next((name for name in reversed(earlier) if self.has(name)), None)
 
     def networks(self, stage: str | None) -> WorldModel:
-        """The networks that a stage left, to go on training; of None, those of ``init``, or new ones."""
+        """Return the networks that a stage left, to continue training; for None, those of ``init``, or new ones."""
         torch.manual_seed(self.config.seed)
         model = WorldModel(self.preset)
         if stage is not None:
@@ -123,15 +123,15 @@ class Run:
         return model.to(self.ranks.device)
 
     def teacher(self) -> WorldModel:
-        """The frozen teacher: that of the stage, or the model of ``init``."""
+        """Return the frozen teacher: that of the stage, or the model of ``init``."""
         return self.networks('teacher' if self.config.teacher else None).eval().requires_grad_(False)
 
     def episodes(self) -> Episodes:
-        """This process's share of the episodes, on its device; read once."""
+        """Return this process's share of the episodes, on its device; read once."""
         if self.config.data.live:
             return self.simulation().episodes
         if self._episodes is None:
-            from worldmodel_ros.train.data import lerobot  # takes OpenCV and Arrow, which live episodes do without
+            from worldmodel_ros.train.data import lerobot  # needs OpenCV and Arrow, unlike live episodes
             folders = [Path(folder) for folder in self.config.data.folders] or [self.found('data') / 'train']
             episodes = lerobot.load(folders, str(self.ranks.device), self.preset, self.config.clip_frames,
                                     (self.ranks.rank, self.ranks.count))
@@ -143,7 +143,7 @@ class Run:
         return self._episodes
 
     def held_back(self) -> Episodes | None:
-        """The episodes that are not trained on, on this process's device; None where there are none."""
+        """Return the episodes that are not trained on, on this process's device; None if there are none."""
         if self.config.data.live:
             return self.simulation().held
         from worldmodel_ros.train.data import lerobot
@@ -151,20 +151,20 @@ class Run:
         return lerobot.load([folder], str(self.ranks.device), self.preset) if lerobot.is_dataset(folder) else None
 
     def judged(self, vae: VAE) -> Episodes:
-        """Held-back episodes, or where there are none, those that are trained on; encoded."""
+        """Return the held-back episodes, or if there are none, those that are trained on; encoded."""
         episodes = self.held_back() or self.episodes()
         if episodes.latents is None:
             episodes.encode(vae)
         return episodes
 
     def simulation(self) -> Simulation:
-        """What simulates this process's share of live episodes, begun at the first call."""
+        """Return the simulation of this process's share of live episodes, started at the first call."""
         data, ranks = self.config.data, self.ranks
         if self._simulation is None:
             seeds = range(data.first_seed + ranks.rank, data.first_seed + data.episodes + data.held_back, ranks.count)
-            if ranks.count > 1 and os.environ.get('MUJOCO_GL') == 'egl':  # or all would draw on the first GPU
+            if ranks.count > 1 and os.environ.get('MUJOCO_GL') == 'egl':  # otherwise all would render on the first GPU
                 os.environ.setdefault('MUJOCO_EGL_DEVICE_ID', str(ranks.rank))
-            # One core is for the training itself.
+            # One core is left for the training itself.
             workers = max(1, (self.config.workers or os.cpu_count() or 1) // ranks.count - 1)
             self._simulation = Simulation(seeds, data.held_back if ranks.main else 0, data.live, data.frames, self.preset,
                                           data.mix, ranks.device, workers, data.measured)
@@ -172,7 +172,7 @@ class Run:
         return self._simulation
 
     def live_episodes(self) -> dict[str, int]:
-        """How many episodes have been simulated so far while it trains, for the record; nothing where they are a dataset."""
+        """Return the number of live episodes simulated so far, for the record; empty if the episodes are a dataset."""
         return {} if self._simulation is None else {'live_episodes': self._simulation.episodes.added}
 
     def release(self) -> None:
@@ -186,12 +186,12 @@ class Run:
 
 
 def plain(config: TrainConfig) -> dict[str, Any]:
-    """The configuration as YAML and JSON can hold it."""
+    """Return the configuration as plain values for YAML and JSON."""
     return jsonable(asdict(config))
 
 
 def jsonable(content: Mapping[str, Any]) -> dict[str, Any]:
-    """What JSON makes of it: lists instead of tuples."""
+    """Return ``content`` after a round trip through JSON: lists instead of tuples."""
     return json.loads(json.dumps(content))
 
 

@@ -1,7 +1,7 @@
 """
-The stages of a training run in their order: what each does, and that a finished one is taken, not done again.
+Runs the stages of a training run in order, reusing finished ones.
 
-Each takes what earlier ones left, and leaves its own results in its folder, with stage.json (``run.Run.record``). The stages
+Each stage reads the results of earlier ones and leaves its own in its folder, with stage.json (``run.Run.record``). The stages
 that learn are one function, ``learn``, over the objectives of ``train.objectives``.
 """
 from __future__ import annotations
@@ -42,13 +42,13 @@ from .run import NETWORKS, Run
 OBJECTIVES = {'vae': VaeObjective, 'teacher': TeacherObjective, 'student': StudentObjective,
               'self_forcing': SelfForcingObjective, 'imitation': ImitationObjective, 'decoder': DecoderObjective}
 DISTILLED = ('student', 'self_forcing')  # their objectives see the averaged weights and the frozen teacher, too
-# Kinds of near predictions that a stage must not cost. A new student cannot step at all; only what it takes over can be lost.
+# Near predictions that a stage must not degrade. A new student cannot step yet; it can lose only what it takes over.
 KEPT = {'teacher': ('flow',), 'student': ('flow',), 'self_forcing': tuple(SAMPLERS)}
 
 
 def run_stages(run: Run, names: Sequence[str] = ()) -> None:
     """
-    Do the named stages, by default all of the configuration, in their order; what is complete is taken.
+    Run the named stages in order, by default all of the configuration; complete ones are reused.
 
     Raises ConfigError for a stage that is unknown, left out by the configuration, or lacks what it needs.
     """
@@ -70,7 +70,7 @@ def run_stages(run: Run, names: Sequence[str] = ()) -> None:
         for needed in stage.needs:
             if run.has(needed):
                 run.found(needed)
-        run.ranks.wait()  # no process may look for a record while it is written
+        run.ranks.wait()  # no process may read a record while it is written
         run.record(name, complete=False)
         began, results = time.monotonic(), {}
         if run.ranks.main or not stage.alone:
@@ -82,9 +82,9 @@ def run_stages(run: Run, names: Sequence[str] = ()) -> None:
 
 def learn(run: Run, name: str) -> dict[str, Any]:
     """
-    Train the networks of the stage before on the episodes, and leave a checkpoint of them in full precision.
+    Train the previous stage's networks on the episodes, and save a checkpoint of them in full precision.
 
-    Says loudly, and records, if a stage costs near predictions of the kinds that are to be kept.
+    Warns, and records, if the stage degrades near predictions of the kinds in ``KEPT``.
     """
     config, stage, folder = run.config, getattr(run.config, name), run.out / name
     model, episodes = run.networks(run.before(name)), run.episodes()
@@ -122,7 +122,7 @@ def learn(run: Run, name: str) -> dict[str, Any]:
 
 
 def _compare(name: str, before: dict[str, float], after: dict[str, float], run: Run) -> dict[str, Any]:
-    """Errors of near predictions before and after a stage, and what was lost."""
+    """Errors of near predictions before and after a stage, and which got worse."""
     worse = lost(before, {kind: after[kind] for kind in KEPT[name]})
     print(f'[{name}] error of the next {run.preset.chunk_frames} frames, before: {before}, after: {after}', flush=True)
     if worse:
@@ -132,21 +132,21 @@ def _compare(name: str, before: dict[str, float], after: dict[str, float], run: 
 
 
 def simulate_data(run: Run, name: str) -> dict[str, Any]:
-    """Simulated episodes for training, and others for the calibration."""
+    """Simulate episodes for training, and others for the calibration."""
     data, folder = run.config.data, run.out / name
     if data.live:
         run.simulation()
         return {'live': data.live}
     if data.folders:
         return {'folders': list(data.folders)}
-    # Datasets take OpenCV and Arrow, which are not on each machine that trains on live episodes.
+    # Datasets need OpenCV and Arrow, which not every machine that trains on live episodes has.
     from worldmodel_ros.train.data import lerobot
     from worldmodel_ros.train.data.simulate import Drives, simulate
     first_held_back = data.first_seed + data.episodes
     for part, first, episodes in (('train', data.first_seed, data.episodes),
                                   ('held_back', first_held_back, data.held_back)):
         if episodes and not lerobot.is_dataset(folder / part):
-            shutil.rmtree(folder / part, ignore_errors=True)  # of an attempt that did not get to its end
+            shutil.rmtree(folder / part, ignore_errors=True)  # of an unfinished attempt
             try:
                 simulate(folder / part, Drives(first, episodes, data.frames, run.preset), run.config.workers, data.mix)
             except ValueError as error:
@@ -156,7 +156,7 @@ def simulate_data(run: Run, name: str) -> dict[str, Any]:
 
 
 def calibrate_contacts(run: Run, name: str) -> dict[str, Any]:
-    """The contact probability on episodes that were not trained on; leaves the model that is shipped in ``final``."""
+    """Calibrate the contact probability on episodes that were not trained on; save the shipped model in ``final``."""
     config = run.config
     before = run.before(name)
     model = checkpoint.load(run.found(before) if before else run.init, str(run.ranks.device))
@@ -164,7 +164,7 @@ def calibrate_contacts(run: Run, name: str) -> dict[str, Any]:
     provenance = {'preset': config.preset, 'seed': config.seed, 'stages': {stage: run.results(stage) for stage in done},
                   'continues': [read_description(run.init).provenance] if run.init else []}
     result: dict[str, Any] = {}
-    frozen = [stage for stage in NETWORKS if run.has(stage)] == ['decoder']  # what contacts are told by
+    frozen = [stage for stage in NETWORKS if run.has(stage)] == ['decoder']  # the part of the model that predicts contacts
     if not frozen and (episodes := run.held_back()):
         episodes.encode(model.vae)
         try:
@@ -178,7 +178,7 @@ def calibrate_contacts(run: Run, name: str) -> dict[str, Any]:
 
 
 def evaluate(run: Run, name: str) -> dict[str, Any]:
-    """What is shipped, read back: short predictions on episodes of other seeds, and ``worldmodel evaluate quality``."""
+    """Evaluate the saved model: short predictions on episodes of other seeds, and ``worldmodel evaluate quality``."""
     from worldmodel_ros.train.data import lerobot
     from worldmodel_ros.train.data.simulate import Drives, simulate
     from . import metrics
@@ -210,7 +210,7 @@ def evaluate(run: Run, name: str) -> dict[str, Any]:
 
 
 def quality_command(model: Path, seeds: str, file: Path, parts: Sequence[str], workers: int) -> list[str]:
-    """The command that judges a model; a process of its own, since training knows nothing of the evaluation."""
+    """Return the command that judges a model, in a separate process since training does not depend on the evaluation."""
     return [sys.executable, '-m', 'worldmodel_ros.cli', 'evaluate', 'quality', '--model', str(model), '--seeds', seeds,
             '--json', str(file), '--workers', str(workers or os.cpu_count() or 1),
             *(['--parts', ','.join(parts)] if parts else [])]
@@ -218,8 +218,8 @@ def quality_command(model: Path, seeds: str, file: Path, parts: Sequence[str], w
 
 class Stage(NamedTuple):
     """
-    ``work(run, name)`` does the stage in all processes, or with ``alone`` in the main one, and returns what is worth
-    recording in stage.json; ``needs``: stages that must be complete before, where the configuration has them.
+    ``work(run, name)`` does the stage in all processes, or with ``alone`` in the main one, and returns what to record in
+    stage.json; ``needs``: stages that must be complete before, if the configuration has them.
     """
 
     work: Callable[[Run, str], dict[str, Any]]

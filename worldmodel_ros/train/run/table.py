@@ -1,4 +1,4 @@
-"""One table of several runs, from the JSON that their evaluations left: never a number typed by hand.
+"""Writes one table of several runs, from the JSON that their evaluations left.
 
     python -m worldmodel_ros.train.run.table out/ablations
 """
@@ -15,7 +15,7 @@ HORIZONS = ('1.0', '5.0')
 
 
 def columns(quality: dict[str, Any], metrics: dict[str, Any]) -> dict[str, float | None]:
-    """What is compared, by the heading of its column; None where a part was not judged."""
+    """Return the values to compare by column heading; None where a part was not judged."""
     def at(content: Any, *keys: str) -> float | None:
         for key in keys:
             content = content.get(key) if isinstance(content, dict) else None

@@ -23,8 +23,8 @@ _KEYS = ('base', 'set', 'shared', 'variants')
 
 @dataclass(frozen=True)
 class Variants:
-    """``shared`` stages are done once, of the configuration ``base``; each variant, by name, takes those that are the same
-    for it, and does the rest in a folder of its own."""
+    """``shared`` stages are done once, with the configuration ``base``; each named variant reuses those that are the same for
+    it, and does the rest in its own folder."""
 
     base: TrainConfig
     shared: tuple[str, ...]
@@ -32,12 +32,12 @@ class Variants:
 
 
 def is_variants(content: Mapping[str, Any]) -> bool:
-    """Whether a file's content names variants."""
+    """Return whether a file's content names variants."""
     return 'variants' in content
 
 
 def read_variants(path: Path, overrides: Sequence[str] = ()) -> Variants:
-    """Read them; ``overrides`` hold for all. Raises ConfigError."""
+    """Read variants; ``overrides`` apply to all. Raises ConfigError."""
     content = read_yaml(path)
     unknown = set(content) - set(_KEYS)
     if unknown or not isinstance(content.get('base'), str) or not isinstance(content.get('variants'), list):
@@ -62,10 +62,10 @@ def read_variants(path: Path, overrides: Sequence[str] = ()) -> Variants:
 
 def run_variants(variants: Variants, out: Path, gpus: int, device: str, others: Sequence[Path] = ()) -> list[str]:
     """
-    Do all of them, ``gpus`` at a time, each on one GPU; return the names of those that failed. ``others`` are folders of
-    runs that complete stages are taken from.
+    Run all variants, ``gpus`` at a time, each on one GPU; return the names of those that failed. ``others`` are folders of
+    runs whose complete stages are reused.
 
-    What a run says is in its folder's log.txt. One that fails does not stop the others.
+    A run's output is in its folder's log.txt. One that fails does not stop the others.
     """
     take = ['--take-from', *map(str, others)] if others else []
     if variants.shared:
@@ -111,7 +111,7 @@ def _start(command: Sequence[str], out: Path, gpu: int | None) -> subprocess.Pop
         environment['CUDA_VISIBLE_DEVICES'] = visible[gpu] if gpu < len(visible) and visible[0] else str(gpu)
     print(f'[{out.name}] {" ".join(command)}', flush=True)
     with (out / 'log.txt').open('a') as log:
-        # Told to end by this process alone: a terminal's SIGINT would reach it twice otherwise.
+        # Only this process interrupts it: otherwise a terminal's SIGINT would reach it twice.
         return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
 
 

@@ -1,5 +1,5 @@
 """
 Trains ``model.scene_forecast`` on simulated scenes with movers: episodes with the place of everything, and the loop.
 
-What the world model is trained on for pictures, plans and outcomes is ``train.data`` and ``train.run``.
+The world model's own training on images, plans and outcomes is in ``train.data`` and ``train.run``.
 """

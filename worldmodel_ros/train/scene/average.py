@@ -1,8 +1,8 @@
-"""Averages the weights of a scene forecast and of what a further training has made of it.
+"""Averages the weights of a scene forecast before and after further training.
 
     python -m worldmodel_ros.train.scene.average FORECAST FURTHER --out FOLDER
 
-The mean of weights before and after a further training is often better than both, and as fast as each (Wortsman et al. 2022,
+The mean of the weights before and after further training is often better than both, and as fast as each (Wortsman et al. 2022,
 "Robust fine-tuning of zero-shot models"): they lie in one basin.
 """
 from __future__ import annotations
@@ -23,7 +23,7 @@ from worldmodel_ros.model.scene_forecast import SceneForecast
 
 def average(first: Path, second: Path, share: float) -> SceneForecast:
     """Return a forecast with ``1 - share`` of the first one's weights and ``share`` of the second one's. Raises ModelError
-    where they are of different networks."""
+    if they are of different networks."""
     found, other = SceneForecast.load(first, 'cpu'), SceneForecast.load(second, 'cpu').state_dict()
     weights = found.state_dict()
     if {name: weight.shape for name, weight in weights.items()} != {name: weight.shape for name, weight in other.items()}:

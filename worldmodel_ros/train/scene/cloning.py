@@ -1,10 +1,10 @@
-"""Clones the oracle's planner into a policy on the features of a scene forecast's network: the baseline B2.
+"""Clones the oracle's planner into a policy on the features of a scene forecast's network, the baseline B2.
 
     python -m worldmodel_ros.train.scene.cloning --forecast tiny --out out/cloned --seconds 600
 
 Episodes of the tasks that policies may be trained for are driven in pieces by the oracle, at random and reactively, in the
-second round by a policy of the first one, too (DAgger, Ross et al. 2011); at each tick the oracle's command is the label. No
-run-time task is among them. Weights of several seeds of the training come of the same episodes.
+second round also by a policy of the first one (DAgger, Ross et al. 2011); at each tick the oracle's command is the label. No
+run-time task is among them. All training seeds use the same episodes.
 """
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from worldmodel_ros.sim.world import LIMITS, World
 if TYPE_CHECKING:
     from worldmodel_ros.control.terms import Term
 
-SEEDS = range(800_000, 900_000)  # of the rooms; the forecast was trained in others
+SEEDS = range(800_000, 900_000)  # of the rooms; the forecast was trained on others
 MIX: Mapping[str, float] = {'intercept': 0.66, 'street': 0.28, 'recall': 0.06}  # shares of the episodes: recall's are long
 DRIVERS: tuple[Mapping[str, float], ...] = ({'oracle': 0.55, 'random': 0.2, 'reactive': 0.25},
                                             {'cloned': 0.6, 'oracle': 0.2, 'random': 0.2})  # of a piece, by round
@@ -49,7 +49,7 @@ _NAMES = ('features', 'facts', 'commands')
 _STREAM = 43  # keeps the drivers' random numbers apart from those of the scene of the same seed
 _LOW, _HIGH = np.array([LIMITS.v_min, -LIMITS.w_max]), np.array([LIMITS.v_max, LIMITS.w_max])
 Ticks = tuple[np.ndarray, np.ndarray, np.ndarray]  # features (T, QUERIES, D), facts (T, FACTS) and commands (T, 2)
-_loaded: list[tuple[Forecasts, ClonedPolicy | None, World]] = []  # of a process that simulates
+_loaded: list[tuple[Forecasts, ClonedPolicy | None, World]] = []  # in a simulating process
 
 
 @dataclass
@@ -61,12 +61,12 @@ class Labelled:
     commands: list[np.ndarray] = field(default_factory=list)
 
     def arrays(self) -> Ticks:
-        """All of it, features in half precision."""
+        """Return all ticks as arrays, features in half precision."""
         return np.array(self.features, np.float16), np.array(self.facts, np.float32), np.array(self.commands, np.float32)
 
 
 class Teacher:
-    """Drives in pieces, and keeps what the oracle would do at each tick."""
+    """Drives in pieces, and records what the oracle would do at each tick."""
 
     def __init__(self, rng: np.random.Generator, drivers: Mapping[str, float], forecast: Forecasts, policy: ClonedPolicy | None
                  ) -> None:
@@ -100,7 +100,7 @@ class Teacher:
 
 
 def episode(seed: int, forecast: Forecasts, drivers: Mapping[str, float], policy: ClonedPolicy | None, world: World) -> Ticks:
-    """The labelled ticks of a seed, which moves ``world``."""
+    """Return the labelled ticks of a seed; moves ``world``."""
     rng = np.random.default_rng([seed, _STREAM])
     task: Task = TASKS[str(rng.choice(list(MIX), p=list(MIX.values())))]
     if task.goals_follow:
@@ -111,7 +111,7 @@ def episode(seed: int, forecast: Forecasts, drivers: Mapping[str, float], policy
 
 
 def train(data: Sequence[Ticks], seed: int, epochs: int = EPOCHS) -> tuple[ClonedPolicy, dict[str, float]]:
-    """A policy cloned from episodes, and its losses on those and on the ones that were held back, the first ones."""
+    """Return a policy cloned from episodes, and its losses on those and on the held-back ones, which are the first."""
     held = max(1, round(HELD_BACK * len(data)))
     judged, seen = (tuple(torch.from_numpy(np.concatenate(part)) for part in zip(*some, strict=True))
                     for some in (data[:held], data[held:]))
@@ -151,7 +151,7 @@ def _simulated(drivers: Mapping[str, float], seed: int) -> tuple[int, Ticks]:
 
 def collect(forecast: str, drivers: Mapping[str, float], policy: ClonedPolicy | None, seeds: range, seconds: float,
             workers: int) -> list[Ticks]:
-    """Labelled episodes, in the order of their seeds, as many as are driven in ``seconds``."""
+    """Return the labelled episodes driven within ``seconds``, in the order of their seeds."""
     state = {name: value.numpy() for name, value in policy.state_dict().items()} if policy else None
     end, found = time.monotonic() + seconds, []
     with multiprocessing.get_context('spawn').Pool(workers, _begin, (forecast, state)) as pool:

@@ -1,7 +1,7 @@
-"""Episodes in the scenes of all tasks, with the place of everything: made by processes, held by the device that trains.
+"""Episodes in the scenes of all tasks, with the place of everything: made by processes, held on the training device.
 
-Nearly all drivers are blind to what moves by itself; the one that looks at it does so between open-loop pieces. No policy
-is trained on these episodes, and nothing tells which task a scene is for.
+Nearly all drivers ignore what moves by itself; the one that looks at it does so between open-loop pieces. No policy is trained
+on these episodes, and nothing tells which task a scene is for.
 """
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _LOW, _HIGH = np.array([LIMITS.v_min, -LIMITS.w_max]), np.array([LIMITS.v_max, L
 
 
 class Chase:
-    """Looks at and drives towards a thing, a mover more often than not, for a piece; then drives open-loop for another."""
+    """Looks at and drives towards a thing, usually a mover, for a piece; then drives open-loop for another."""
 
     def __init__(self, rng: np.random.Generator, scene: Scene) -> None:
         self._rng, self._left = rng, 0
@@ -58,8 +58,8 @@ class Chase:
 
 
 class Glance:
-    """Looks at a thing, a mover more often than not, turns away from it, drives or stands so, and turns back: what was seen is
-    to be known when it is not."""
+    """Looks at a thing, usually a mover, turns away from it, drives or stands, and turns back: what was seen must be remembered
+    while it is out of view."""
 
     def __init__(self, rng: np.random.Generator, scene: Scene) -> None:
         self._rng, self._names = rng, [mover.name for mover in scene.movers] * 3 + list(COLOURS)
@@ -84,7 +84,7 @@ class Glance:
 
 
 def shapes(size: tuple[int, int] = FRAME_SIZE) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-    """Shape and type of each array of an episode of T frames.
+    """Return the shape and type of each array of an episode of T frames.
 
     frames; executed (T, 2), the command issued at the frame before, m/s and rad/s; measured (T, 2), by the wheels over the
     last period; pose (T, 3) in the room, m and rad; place (T, SLOTS, 2), m in the room, NaN where there is none; visible
@@ -97,7 +97,7 @@ def shapes(size: tuple[int, int] = FRAME_SIZE) -> dict[str, tuple[tuple[int, ...
 
 
 def make(seed: int, world: World) -> dict[str, np.ndarray]:
-    """The episode of a seed: arrays as in ``shapes``; moves ``world``, and depends on the seed and its pictures' size alone."""
+    """Return the episode of a seed, arrays as in ``shapes``; moves ``world``, and depends only on the seed and image size."""
     rng = np.random.default_rng([seed, _STREAM])
     kind, name = (str(rng.choice(list(mix), p=list(mix.values()))) for mix in (KINDS, DRIVERS))
     scene = task_scene(kind, seed, Variant(stops=bool(rng.random() < _STOPS)))
@@ -125,14 +125,14 @@ def make(seed: int, world: World) -> dict[str, np.ndarray]:
 
 
 class Store:
-    """Episodes on the device that trains; they can be added while it trains. Once it is full, new ones take the place of the
-    oldest; the first ``kept``, which are for judging, stay."""
+    """Episodes on the training device; they can be added during training. Once it is full, new ones replace the oldest; the
+    first ``kept``, which are for judging, stay."""
 
     def __init__(self, capacity: int, device: torch.device | str, kept: int = 0) -> None:
-        """Raises MemoryError where the device has no room for so many."""
-        self.count, self.added = 0, 0  # episodes that are there, and that were added so far
+        """Raises MemoryError if the device has no room for so many."""
+        self.count, self.added = 0, 0  # episodes held, and added so far
         self._kept = kept
-        # A GPU's other errors are no lack of memory; for a CPU PyTorch has no error of that name.
+        # On a GPU, other errors do not mean lack of memory; for a CPU, PyTorch has no out-of-memory error.
         full = torch.cuda.OutOfMemoryError if torch.device(device).type == 'cuda' else RuntimeError
         try:
             self.arrays = {name: torch.zeros((capacity, *shape), dtype=torch.from_numpy(np.zeros(0, kind)).dtype, device=device)
@@ -142,7 +142,7 @@ class Store:
             raise MemoryError(f'{capacity} episodes are {size / 1e9:.1f} GB, which {device} has no room for') from error
 
     def add(self, episodes: Sequence[Mapping[str, np.ndarray]]) -> None:
-        """Add episodes, as ``make`` gives them."""
+        """Add episodes, as ``make`` returns them."""
         capacity = len(self.arrays['pose'])
         number = torch.arange(self.added, self.added + len(episodes))
         place = torch.where(number < capacity, number, self._kept + (number - self._kept) % (capacity - self._kept))
@@ -156,10 +156,10 @@ class Store:
 
 @dataclass
 class Truth:
-    """What is to be forecast from each of T frames of B clips, in base_link at that frame, m: ``known`` (B, T, SLOTS), whether
-    the clip has shown a thing so far; ``unseen`` (B, T, SLOTS), frames since it last did; ``now`` (B, T, SLOTS, 2); ``ahead``
-    (B, T, J, SLOTS, 2) and ``counts``, its mask; ``walls`` (B, T, 6). The shuttles come in the scene's order, which no image
-    tells."""
+    """Forecast targets for each of T frames of B clips, in base_link at that frame, m: ``known`` (B, T, SLOTS), whether the
+    clip has shown a thing so far; ``unseen`` (B, T, SLOTS), frames since it last did; ``now`` (B, T, SLOTS, 2); ``ahead``
+    (B, T, J, SLOTS, 2) and ``counts``, its mask; ``walls`` (B, T, 6). Shuttles are in the scene's order, which images do not
+    show."""
 
     known: Tensor
     unseen: Tensor
@@ -170,8 +170,8 @@ class Truth:
 
 
 def truth(arrays: Mapping[str, Tensor], episode: Tensor, start: Tensor, frames: int, mirrored: Tensor | None = None) -> Truth:
-    """The truth of clips of so many frames from frame ``start`` (B,) of episodes (B,) on; of those in bool ``mirrored`` (B,),
-    with left and right exchanged."""
+    """Return the truth of clips of ``frames`` frames from ``start`` (B,) of episodes (B,) on; with left and right exchanged
+    where bool ``mirrored`` (B,)."""
     device = episode.device
     t = start[:, None] + torch.arange(frames, device=device)
     row = episode[:, None]
@@ -199,8 +199,8 @@ def _in_base(places: Tensor, pose: Tensor) -> Tensor:
 
 
 def _walls(pose: Tensor, half: Tensor) -> Tensor:
-    """Of the wall whose normal is nearest to the robot's heading: cosine and sine of four times its direction in base_link;
-    metres to it and to the others, each a quarter turn on."""
+    """For the wall whose normal is nearest to the robot's heading: cosine and sine of four times its direction in base_link;
+    metres to it and to the others, each a quarter turn further."""
     yaw = pose[..., 2]
     quarter = torch.round(yaw / (math.pi / 2)) * (math.pi / 2)
     direction = quarter - yaw

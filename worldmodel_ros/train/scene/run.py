@@ -1,10 +1,10 @@
-"""Trains a scene forecast for a given time, while processes still simulate its episodes.
+"""Trains a scene forecast for a given time, while processes simulate its episodes.
 
     python -m worldmodel_ros.train.scene.run --out out/scene --seconds 600 --simulate 200
     worldmodel evaluate control --forecast out/scene --seeds 3000000:3000100 --tasks intercept street
 
-It begins with the encoder of a model, which is trained along, or with an earlier forecast, and leaves averaged weights, and
-their errors on episodes that were not trained on.
+It starts from a model's encoder, which is trained too, or from an earlier forecast, and leaves averaged weights, and their
+errors on episodes that were not trained on.
 """
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ from worldmodel_ros.sim.world import World
 from .episodes import FRAMES, SHUTTLES, Store, Truth, make, truth
 
 CLIP = 40  # frames of a clip, unless told otherwise
-ANCHORS = 8  # frames of a clip from which a second pass is trained, other ones in each step
+ANCHORS = 8  # frames of a clip from which a second pass is trained, drawn in each step
 HELD_BACK = 192  # episodes, the first ones
 GROUPS = {'objects': slice(0, len(COLOURS)), 'balls': slice(len(COLOURS), SHUTTLES), 'shuttles': slice(SHUTTLES, SLOTS)}
-_BEGIN = 0.25  # share of the clips that begin with their episode, as a task does
+_BEGIN = 0.25  # share of the clips that start with their episode, as a task does
 _MOVERS = 2.0  # weight of a mover's error, against 1 of an object's
 _GAIN, _TINT, _OFFSET, _NOISE = 0.2, 0.08, 0.06, 0.04  # largest ones, of images in [-1, 1]
 UNSEEN = {'in view': (0, 1), '0.1 to 1 s': (1, 11), '1 to 2 s': (11, 21), '2 to 4 s': (21, 41), '4 to 8 s': (41, 81)}  # frames
-_SAVE = 240.0  # s, between two copies of what was reached so far
+_SAVE = 240.0  # s, between two checkpoints
 _CHUNK = 16  # episodes that are handed over at a time
 _ORDERS = tuple(permutations(range(SLOTS - SHUTTLES)))
 _worlds: list[World] = []
 
 
 def losses(outputs: tuple[Present, Ahead, Ahead], target: Truth, anchors: Tensor) -> dict[str, Tensor]:
-    """The parts of the loss, weighted; their sum is what is minimised. Each output has the shuttles in an order of its own,
-    and is compared with the truth in that order."""
+    """Return the weighted parts of the loss; their sum is minimised. Each output has the shuttles in its own order, and is
+    compared with the truth in that order."""
     present, one, two = outputs
     seen = ordered(target, present)
     parts = {'present': _presence(present, seen) + _laplace(present.now, seen.now, seen.known),
@@ -64,7 +64,7 @@ def losses(outputs: tuple[Present, Ahead, Ahead], target: Truth, anchors: Tensor
 
 @torch.no_grad()
 def ordered(target: Truth, out: Present) -> Truth:
-    """The truth with its shuttles in the order that fits ``out`` best, frame by frame."""
+    """Return the truth with its shuttles in the order that fits ``out`` best, frame by frame."""
     others = slice(SHUTTLES, SLOTS)
     known, now = target.known[..., None, others], target.now[..., None, others, :]
     logits, places = out.presence[..., others, None].float(), out.now[..., others, None, :2].float() * SCALE
@@ -97,10 +97,10 @@ def _walls(out: Present, target: Truth) -> Tensor:
 
 
 def _laplace(out: Tensor, target: Tensor, counts: Tensor) -> Tensor:
-    """Negative logarithm of the likelihood under Laplace distributions along the forecast's line of sight and across it,
-    whose scales the network gives, too.
+    """Negative log likelihood under Laplace distributions along the forecast's line of sight and across it, whose scales the
+    network predicts too.
 
-    The directions are those of the forecast, not of the truth: by the truth's, a forecast of 0 would never err across it.
+    The directions are those of the forecast, not of the truth: with the truth's, a forecast of 0 would never err across it.
     """
     place = out[..., :2].float() * SCALE
     away = place.detach().norm(dim=-1, keepdim=True)
@@ -117,7 +117,7 @@ def _laplace(out: Tensor, target: Tensor, counts: Tensor) -> Tensor:
 
 @dataclass
 class Clips:
-    """Images (B, T, 3, H, W) in [-1, 1], executed and measured (B, T, 2), and what is to be forecast."""
+    """Images (B, T, 3, H, W) in [-1, 1], executed and measured (B, T, 2), and the forecast targets."""
 
     images: Tensor
     executed: Tensor
@@ -127,7 +127,7 @@ class Clips:
 
 def clips(store: Store, count: int, episodes: range, generator: torch.Generator, varied: bool = False, frames: int = CLIP
           ) -> Clips:
-    """Clips of so many frames of episodes, half with left and right exchanged; ``varied``: each in a light of its own."""
+    """Draw clips of ``frames`` frames, half with left and right exchanged; ``varied``: each in its own light."""
     device = store.arrays['frames'].device
     episode = torch.randint(episodes.start, episodes.stop, (count,), device=device, generator=generator)
     start = torch.randint(0, FRAMES - frames + 1, (count,), device=device, generator=generator)
@@ -145,8 +145,8 @@ def clips(store: Store, count: int, episodes: range, generator: torch.Generator,
 
 
 def _in_other_light(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Clips (B, T, 3, H, W), each with its own gain of all and of each colour, offset and noise: without them a network
-    knows the rooms that it was trained in by heart (docs/task_results.md)."""
+    """Clips (B, T, 3, H, W), each with its own overall and colour gains, offset and noise: without them a network memorises
+    the training rooms (docs/task_results.md)."""
     def drawn(*shape: int) -> Tensor:
         return 2.0 * torch.rand((len(images), 1, *shape), device=images.device, generator=generator) - 1.0
     gain = (1.0 + _GAIN * drawn(1, 1, 1)) * (1.0 + _TINT * drawn(3, 1, 1))
@@ -155,14 +155,14 @@ def _in_other_light(images: Tensor, generator: torch.Generator) -> Tensor:
 
 
 class Training:
-    """One run: the network, its average, and the optimisers: Muon (Jordan et al. 2024) for the layers' matrices, AdamW for
-    the rest."""
+    """One run: the network, its averaged weights, and the optimisers: Muon (Jordan et al. 2024) for the layers' matrices,
+    AdamW for the rest."""
 
     def __init__(self, forecast: SceneForecast, store: Store, rate: float, compiled: bool = False, seed: int = 0,
                  clip: int = CLIP) -> None:
         self.forecast, self._store = forecast.train().to(memory_format=torch.channels_last), store
         self._device, self._clip = store.arrays['frames'].device, clip
-        if compiled:  # piece by piece: the layers share one piece of code
+        if compiled:  # part by part: the layers share one compiled graph
             for part in (*forecast.layers, forecast.encoder.down):
                 part.compile(dynamic=False)
         matrices = [p for p in forecast.layers.parameters() if p.ndim == 2]
@@ -177,7 +177,7 @@ class Training:
         self.steps = 0
 
     def step(self, count: int, share: float, held_back: int = HELD_BACK) -> dict[str, Tensor]:
-        """One step of ``count`` clips; ``share`` of the run is over, by which the rate falls."""
+        """Take one step on ``count`` clips; the rate falls with the ``share`` of the run that is over."""
         decay = min(1.0, (self.steps + 1) / 200) * (min(1.0, (1.0 - min(1.0, share)) / 0.6) + 0.002)
         for optimiser in self._optimisers:
             for group in optimiser.param_groups:
@@ -197,20 +197,20 @@ class Training:
         return {name: part.detach() for name, part in parts.items()}
 
     def finish(self) -> SceneForecast:
-        """The network with averaged weights."""
+        """Return the network with averaged weights."""
         self.forecast.load_state_dict(self._average)
         return self.forecast.eval()
 
     def averaged(self) -> SceneForecast:
-        """A copy of the network with averaged weights; the training goes on."""
+        """Return a copy of the network with averaged weights; training can continue."""
         copy = SceneForecast(self.forecast.preset)
         copy.load_state_dict(self._average)
         return copy.eval()
 
     @torch.no_grad()
     def errors(self, episodes: range, batches: int = 16, count: int = 64) -> dict[str, float]:
-        """Median error in m of what is known, by rung, group of things and seconds ahead, and of the presence: the share of
-        the things whose presence is told wrongly."""
+        """Return the median error in m of what is known, by rung, group of things and seconds ahead, and the share of things
+        whose presence is predicted wrongly."""
         found: dict[str, list[Tensor]] = {}
         for _ in range(batches):
             outputs, target, anchors = self._forecasts(count, episodes)
@@ -255,7 +255,7 @@ def _simulated(seed: int) -> dict:
 
 
 def _feed(store: Store, seeds: range, workers: int, seconds: float) -> None:
-    """Add episodes until there are as many as seeds, or the time is over."""
+    """Add episodes until the seeds or the time are used up."""
     end, chunk = time.monotonic() + seconds, []
     with multiprocessing.get_context('spawn').Pool(workers) as pool:
         for episode in pool.imap_unordered(_simulated, seeds, chunksize=2):
