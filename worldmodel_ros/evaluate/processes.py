@@ -1,4 +1,4 @@
-"""Independent jobs, in as many processes as are wanted."""
+"""Runs independent jobs in any number of processes."""
 from __future__ import annotations
 
 import multiprocessing
@@ -10,7 +10,7 @@ Job, Result = TypeVar('Job'), TypeVar('Result')
 
 
 def each(work: Callable[[Job], Result], jobs: Sequence[Job], workers: int) -> Iterator[tuple[Job, Future[Result]]]:
-    """Do each job, and give it with its result or error as it is done; one worker is this process."""
+    """Do each job, and yield it with its result or error when it is done; one worker is this process."""
     if workers == 1 or not jobs:
         for job in jobs:
             done: Future[Result] = Future()

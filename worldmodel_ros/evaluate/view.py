@@ -1,7 +1,7 @@
 """What a running world model does as a Rerun recording: camera, predicted frames, candidates with their scores, plan, tiers and
-limits on one timeline, of a bag or as messages come.
+limits on one timeline, from a bag or from live messages.
 
-Needs the extra ``[view]``. Messages are told by their type, so that topics may have any names; each is shown under its own.
+Needs the extra ``[view]``. Messages are recognised by type, so that topics may have any names; each is shown under its own.
 """
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _QUALITY = 90                 # of the JPEG that a raw image becomes
 
 @dataclass
 class _Column:
-    """What waits to be sent of one entity: ``times`` in ns, and a row for each, which ``columns`` makes columns of."""
+    """Rows of one entity that wait to be sent: ``times`` in ns, and a row for each, which ``columns`` turns into columns."""
 
     columns: Callable[[list], Any]
     times: list[int] = field(default_factory=list)
@@ -42,7 +42,7 @@ class Recording:
     """A Rerun recording that grows message by message; what waits is sent by ``flush``. Not thread-safe."""
 
     def __init__(self, stream: rr.RecordingStream, every: float = 0.0) -> None:
-        """``every``: seconds of which no more than one message of each topic is shown; 0: all are."""
+        """``every``: seconds in which at most one message of each topic is shown; 0: all are."""
         self._stream, self._every = stream, round(every * 1e9)
         self._waiting: dict[str, _Column] = {}
         self._unlabelled: set[str] = set()
@@ -51,7 +51,7 @@ class Recording:
         self.shown: dict[str, int] = {}
 
     def wants(self, topic: str, log_ns: int) -> bool:
-        """Whether a message of a topic that was received at ``log_ns`` is shown, by ``every``."""
+        """Return whether a message of a topic that was received at ``log_ns`` is shown, by ``every``."""
         return not self._every or not self._next.get(topic, log_ns) - self._every <= log_ns < self._next.get(topic, log_ns)
 
     def add(self, topic: str, type_name: str, message: Any, log_ns: int) -> None:
@@ -115,8 +115,8 @@ class Recording:
 def write_recording(bag: Bag, target: Path, every: float = 0.0, progress: Callable[[float], None] = lambda share: None
                     ) -> dict[str, int]:
     """
-    Write what a bag holds to a .rrd file, in memory that does not grow with it; return how many messages of each topic were
-    shown. ``every`` as of Recording. A message that cannot be read is left out.
+    Write a bag's messages to a .rrd file, in memory that does not grow with the bag; return how many messages of each topic
+    were shown. ``every`` as in Recording. A message that cannot be read is left out.
     """
     stream = rr.RecordingStream('worldmodel', recording_id=bag.path.name)
     wanted = {name: topic.type for name, topic in bag.topics.items() if topic.type in TYPES}
@@ -195,7 +195,7 @@ def _decision(recording: Recording, topic: str, message: Any) -> None:
         [0.02 if each.name == message.chosen else 0.006 for each in candidates],
         [f'{each.name} {each.score:.2f}' for each in candidates])
     for each in candidates:
-        # What is followed is one of the others by another name, at each tick another one.
+        # ``followed`` is one of the others under another name, a different one at each tick.
         recording.scalar(f'{topic}/scores/{rr.escape_entity_path_part(each.name)}', each.score)
     recording.points(f'{topic}/things', [_drawn(each.x[:1], each.y[:1])[0] for each in message.things],
                      [each.radius for each in message.things], [each.name for each in message.things])
@@ -255,13 +255,13 @@ TYPES = frozenset(_SHOWS)
 
 
 def layout(topics: Mapping[str, str]) -> rrb.Blueprint:
-    """Return what is seen left, what is decided right, numbers over time below; ``topics``: type of each, by name."""
+    """Return the layout: images left, decisions right, numbers over time below; ``topics``: type of each, by name."""
     seen, decided, plots = panels(topics)
     return rrb.Blueprint(rrb.Vertical(rrb.Horizontal(rrb.Grid(*seen), *decided), rrb.Grid(*plots)))
 
 
 def panels(topics: Mapping[str, str]) -> tuple[list[rrb.View], list[rrb.View], list[rrb.View]]:
-    """Return the panels: what is seen, what is decided, and numbers over time; ``topics`` as of layout."""
+    """Return the panels: images, decisions, and numbers over time; ``topics`` as in layout."""
     def of(*types: str) -> list[str]:
         return [name for name, type_name in topics.items() if type_name.rpartition('/')[2] in types]
     seen = [rrb.Spatial2DView(origin=name, name=name) for name in of('Image', 'CompressedImage')]

@@ -19,7 +19,7 @@ _TRAINED_SIZE = (64, 64)
 
 @dataclass(frozen=True)
 class OtherCamera:
-    """A robot's camera, whose images are warped to the trained view by its calibration or, not ``corrected``, cropped and
+    """A robot's camera, whose images are warped to the trained view by its calibration or, if not ``corrected``, cropped and
     scaled. ``level``: its pitch is known, and corrected."""
 
     camera: RobotCamera
@@ -33,13 +33,13 @@ class OtherCamera:
         return View(lens, CAMERA_FOV_DEG, _TRAINED_SIZE, math.degrees(camera.lower_pitch) if self.level else 0.0)
 
     def look(self, world: World, size: tuple[int, int]) -> np.ndarray:
-        """What the model is given, uint8 (H, W, 3) RGB of ``size`` (H, W)."""
+        """Return the model's input, uint8 (H, W, 3) RGB of ``size`` (H, W)."""
         image = self.camera.render(world)
         return self._view(image, size) if self.corrected else fit(image, size)
 
 
 HEIGHTS = (-0.10, -0.05, -0.03, 0.03, 0.05, 0.10)  # m, by which the trained camera stands higher
-PITCHES = (-10, -5, -2, 2, 5, 10)                         # degrees, by which it looks further down, which nothing corrects
+PITCHES = (-10, -5, -2, 2, 5, 10)                         # degrees, by which it looks further down, uncorrected
 
 CAMERAS: Mapping[str, OtherCamera] = {
     'camera_wide': OtherCamera(WIDE), 'camera_wide_uncorrected': OtherCamera(WIDE, corrected=False),

@@ -1,4 +1,4 @@
-"""B2: a policy on the features of a forecast's network, cloned from the oracle's planner, which forecasts nothing."""
+"""B2: a policy cloned from the oracle's planner, on the features of a forecast's network, without any forecast."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -15,18 +15,18 @@ from worldmodel_ros.sim.odometry import WheelOdometry
 from worldmodel_ros.sim.world import World
 from .learned import named_slots
 
-_STEPS = 4  # that the search is asked for, of which the first counts
+_STEPS = 4  # that the search is asked for; only the first is used
 
 
 class FeatureStream(Forecast, Protocol):
-    """A forecast that gives the features of the newest frame's slots, (QUERIES, D), too."""
+    """A forecast that also gives the features (QUERIES, D) of the newest frame's slots."""
 
     features: np.ndarray
 
 
 class Cloned:
-    """Decides by a cloned policy. A target that is not known is looked for as by all other controllers; what stands is
-    remembered as by the robot. Tasks are told it as what to drive to, and how near; it is deaf to all other terms."""
+    """Decides by a cloned policy. An unknown target is searched for as by all other controllers; standing things are
+    remembered as by the robot. Of a task, it is told only what to drive to, and how near; it ignores all other terms."""
 
     def __init__(self, policy: ClonedPolicy | None, stream: FeatureStream, size: tuple[int, int],
                  look: Callable[[World, tuple[int, int]], np.ndarray] = World.render) -> None:
@@ -44,7 +44,7 @@ class Cloned:
 
     def observe(self, world: World, odometry: WheelOdometry, terms: Sequence[Term], previous: np.ndarray, executed: np.ndarray
                 ) -> tuple[np.ndarray, np.ndarray] | None:
-        """Take a frame, and return features and facts; None where the target is not known."""
+        """Take a frame, and return features and facts; None if the target is not known."""
         pilot = self._pilot = self._pilot or Pilot(self._stream, named_slots(world.scene))
         pilot.odometry.measured(odometry.pose, odometry.twist)
         pilot.observe(self._look(world, self._size), executed, 1)
@@ -57,5 +57,5 @@ class Cloned:
 
 
 def policy_file(forecast: Path, seed: int) -> Path:
-    """Return where the policy of a training's ``seed`` is, that was cloned on the forecast of a folder."""
+    """Return the file of the policy cloned with training ``seed`` on the forecast of a folder."""
     return forecast / 'cloned' / f'seed-{seed}.safetensors'

@@ -1,4 +1,4 @@
-"""Who decides: the planner with each of the forecasts, the reactive policy alone, and the shipped model."""
+"""The controllers: the planner with each of the forecasts, the reactive policy alone, and the shipped model."""
 from __future__ import annotations
 
 import math
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from worldmodel_ros.model.cloned_policy import ClonedPolicy
 
 Look = Callable[[World, tuple[int, int]], np.ndarray]  # what a camera sees of a world, uint8 (H, W, 3), at a size (H, W)
-# Of controllers with a learned forecast: steps of comparing candidates.
+# Steps of comparing candidates, for controllers with a learned forecast.
 STEPS: Mapping[str, int] = {'still': 0, 'none': 0, 'one_step': 1, 'two_step': 2, 'motion_unseen': 1, 'another_future': 1}
 
 
@@ -33,14 +33,14 @@ ANOTHER = 'another_future'
 
 
 class Controller(Protocol):
-    """Decides once a tick; one for each episode."""
+    """Decides once per tick; one for each episode."""
 
     def decide(self, world: World, odometry: WheelOdometry, terms: Sequence[Term],
                sent: list[tuple[float, np.ndarray]], executed: np.ndarray) -> np.ndarray:
-        """The command (2,), m/s and rad/s, before any limits.
+        """Return the command (2,), m/s and rad/s, before any limits.
 
-        ``terms``: what is asked for. ``sent``: commands (2,) that hold until this one takes effect, with the seconds that each
-        does. ``executed`` (2,): the command in force at the observation.
+        ``terms``: what is asked for. ``sent``: commands (2,) in force until this one takes effect, each with its duration in
+        seconds. ``executed`` (2,): the command in force at the observation.
         """
 
 
@@ -87,7 +87,7 @@ class Reactive:
 
 
 class Shipped:
-    """B1: the policy of a shipped model, from its camera alone; for tasks that are told as a goal that it knows."""
+    """B1: the policy of a shipped model, from its camera alone; for tasks that are a goal that it knows."""
 
     def __init__(self, engine: Engine, look: Look = World.render) -> None:
         self._session, self._look = engine.open_session(), look
@@ -107,7 +107,7 @@ CONTROLLERS: Mapping[str, Callable[[], Controller]] = {
     'frozen': lambda: Planning(Frozen(Memory(LONG_MEMORY, math.inf))),
     'reactive': Reactive}
 SHIPPED = 'b1'
-CLONED: Mapping[str, int] = {'b2': 0, 'b2_seed_1': 1, 'b2_seed_2': 2}  # seed of the training that its weights are of
+CLONED: Mapping[str, int] = {'b2': 0, 'b2_seed_1': 1, 'b2_seed_2': 2}  # training seed of its weights
 NAMES = (*CONTROLLERS, SHIPPED, *CLONED, *STEPS)
 MEANINGS = {
     'oracle': 'planner on the true future of what the camera sees or saw: movers for 6 s, standing things for good',
@@ -128,25 +128,25 @@ MEANINGS = {
 
 
 def applies(name: str, task: Task) -> bool:
-    """Whether a controller can be told a task: ``b1`` knows nothing but goal objects."""
+    """Return whether a controller can be given a task: ``b1`` knows only goal objects."""
     return name != SHIPPED or (not task.to_places and any(isinstance(term, Reach) for term in task.terms('red')))
 
 
 def sees(name: str) -> bool:
-    """Whether a controller decides on images, so that its camera matters."""
+    """Return whether a controller decides on images, so that its camera matters."""
     return name == SHIPPED or on_forecast(name)
 
 
 def on_forecast(name: str) -> bool:
-    """Whether a controller needs a learned forecast."""
+    """Return whether a controller needs a learned forecast."""
     return name in STEPS or name in CLONED
 
 
 def make(name: str, engine: Engine | None = None, forecast: Forecasts | None = None, another: Scene | None = None,
          look: Look = World.render, image: np.ndarray | None = None, policy: ClonedPolicy | None = None) -> Controller:
-    """A controller for an episode; ``b1`` needs an engine, those of STEPS a forecast, those of CLONED its ``policy`` too,
-    ``another_future`` a scene of ``another`` room. ``look``: its camera; ``image``: of that, what those of STEPS are to see.
-    Raises KeyError for an unknown name."""
+    """Return a controller for an episode; ``b1`` needs an engine, those of STEPS a forecast, those of CLONED also its
+    ``policy``, ``another_future`` a scene of ``another`` room. ``look``: its camera; ``image``: of that, the goal image of
+    those of STEPS. Raises KeyError for an unknown name."""
     if name in CLONED:
         from .cloned import Cloned
         return Cloned(policy, forecast.open(), forecast.image_size, look)

@@ -1,4 +1,4 @@
-"""One episode of one task, closed loop: the world goes on while the controller decides."""
+"""One closed-loop episode of one task: the world moves on while the controller decides."""
 from __future__ import annotations
 
 import json
@@ -26,17 +26,17 @@ _TICK = round(PERIOD / TIMESTEP)  # physics steps between two decisions
 
 @cache
 def rung_seconds() -> Mapping[str, float]:
-    """Seconds from a picture to its command on each rung, from the committed table of measured times."""
+    """Return the seconds from an image to its command on each rung, from the committed table of measured times."""
     table = json.loads(_TIMES.read_text())
     return {name: row['seconds'] for name, row in table.items() if 'seconds' in row}
 
 
 @dataclass(frozen=True)
 class Episode:
-    """``seconds``: driven, to success, failure or the end of the time. ``contacts``: looks, two or three a
-    tick, with a contact that nothing asked for. ``arrivals``: of tasks whose goals follow each other. ``reason``: why it
-    ended. Of tasks by an image: ``walls_alone``, whether that shows no goal object; ``alike``, whether the robot reached its
-    pose or, of walls alone, stood in the end where it sees the same."""
+    """``seconds``: driven, to success, failure or the end of the time. ``contacts``: checks, two or three per tick, with a
+    contact that no term asks for. ``arrivals``: of tasks with successive goals. ``reason``: why it ended. For tasks by an
+    image: ``walls_alone``, whether that shows no goal object; ``alike``, whether the robot reached its pose or, if it shows
+    walls alone, stood in the end where it sees the same."""
 
     seed: int
     success: bool
@@ -49,9 +49,9 @@ class Episode:
 
 
 def drive(setup: Setup, controller: Controller, delay: float, world: World) -> Episode:
-    """Drives an episode in ``world``, which is loaded with its scene; a command takes effect ``delay`` s after its picture.
+    """Drive an episode in ``world``, which is loaded with its scene; a command takes effect ``delay`` s after its image.
 
-    The delay counts in physics steps of 5 ms, rounded up, and may be longer than the time between two decisions.
+    The delay is rounded up to physics steps of 5 ms, and may be longer than the time between two decisions.
     """
     world.load(setup.scene)
     judge, odometry, limiter = Judge(setup, world), WheelOdometry(world), TwistLimiter(LIMITS)
@@ -63,7 +63,7 @@ def drive(setup: Setup, controller: Controller, delay: float, world: World) -> E
         executed = np.array(commands[0][1])
         choice = controller.decide(world, odometry, judge.terms, _sent(commands, now, late), executed)
         commands.append((now + late, limiter.limit(choice.tolist(), commands[-1][1], PERIOD).twist))
-        for end in (now + _TICK // 2, now + _TICK):  # two looks a tick: no robot rolls through a goal in between
+        for end in (now + _TICK // 2, now + _TICK):  # two checks per tick: no robot rolls through a goal in between
             while now < end and judge.succeeded is None:
                 if len(commands) > 1 and commands[1][0] <= now:
                     commands.pop(0)
@@ -80,7 +80,7 @@ def drive(setup: Setup, controller: Controller, delay: float, world: World) -> E
 
 
 def _sent(commands: list[tuple[int, tuple[float, float]]], now: int, late: int) -> list[tuple[float, np.ndarray]]:
-    """The commands that hold from ``now`` until the next one takes effect, with the seconds that each does."""
+    """The commands in force from ``now`` until the next one takes effect, each with its duration in seconds."""
     ends = [begin for begin, _ in commands[1:]] + [now + late]
     begins = [now] + ends[:-1]
     return [((end - begin) * TIMESTEP, np.array(command))

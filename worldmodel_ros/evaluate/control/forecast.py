@@ -1,6 +1,6 @@
-"""What a planner is told about the scene, now and later: forecasts of what moves by itself, whatever the robot does.
+"""Forecasts for a planner: where things are, and where those that move by themselves will be, whatever the robot does.
 
-A learned model takes the place of these baselines: whatever has ``update`` and ``view`` is a forecast.
+A learned model replaces these baselines: anything with ``update`` and ``view`` is a forecast.
 """
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from worldmodel_ros.sim.scene import COLOURS
 from worldmodel_ros.sim.world import World
 
 SHORT_MEMORY = 1.6   # s: what ``tiny`` sees at once
-LONG_MEMORY = 6.0    # s, for movers; objects that stand are then remembered for good
+LONG_MEMORY = 6.0    # s, for movers; standing objects are then remembered for good
 
 
 class Forecast(Protocol):
     """A source of views. One for each episode."""
 
     def update(self, world: World, odometry: WheelOdometry) -> None:
-        """Takes the observation of a tick, of a world at whose state none but the baselines may look."""
+        """Take the observation of a tick; only the baselines may read the state of ``world``."""
 
     def view(self, times: np.ndarray) -> View:
-        """What is known, with things forecast for ``times`` (T,), s from the newest observation on."""
+        """Return what is known, with things forecast for ``times`` (T,), s from the newest observation on."""
 
 
 class Memory:
-    """Which things a camera has seen lately: the movers for ``movers`` s, those that stand for ``still`` s."""
+    """Remembers what a camera has seen: movers for ``movers`` s, standing things for ``still`` s."""
 
     def __init__(self, movers: float, still: float, all_known: bool = False) -> None:
         self._spans, self._all = (movers, still), all_known
@@ -40,18 +40,18 @@ class Memory:
         self.visible: set[str] = set()
 
     def look(self, world: World) -> None:
-        """Takes in what the camera sees."""
+        """Record what the camera sees."""
         names = [*COLOURS, *(mover.name for mover in world.scene.movers)]
         self.visible = set(names) if self._all else {name for name in names if world.visible(name)}
         self._seen |= dict.fromkeys(self.visible, world.time)
 
     def known(self, time: float) -> list[str]:
-        """Names of what is remembered at ``time``."""
+        """Return the names of what is remembered at ``time``."""
         return [name for name, seen in self._seen.items() if time - seen <= self._spans[name in COLOURS] + 1e-6]
 
 
 class Oracle:
-    """The true future of what is remembered: bounces and stops to come too, but for what the robot will push."""
+    """The true future of what is remembered, including bounces and stops, but not what the robot will push."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory, self._future = memory, TrueFuture()
@@ -66,7 +66,7 @@ class Oracle:
 
 
 class Frozen:
-    """Everything stays where it was last seen, in truth."""
+    """Everything stays at its true place when it was last seen."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
@@ -86,8 +86,8 @@ class Tracker:
     """Constant velocity, by least squares over the sightings of FIT_S, with a prior of SPEED (ridge regression); in the
     odometry's frame, whose errors it shares.
 
-    A sighting is the true bearing and range of a visible thing with errors of the size that a learned head had in a pilot
-    (1.2 degrees; 6 % of the range), so that this is no oracle that merely lacks the bounces.
+    A sighting is the true bearing and range of a visible thing with errors as large as those of a learned head in a pilot
+    study (1.2 degrees; 6 % of the range), so that this is not just an oracle without bounces.
     """
 
     FIT_S = 0.8
@@ -141,7 +141,7 @@ class Tracker:
 
 
 class TrueFuture:
-    """Where everything will be if the robot is not there: simulated once, and again when something was not as predicted."""
+    """Where everything will be without the robot: simulated once, and again when something deviates from it."""
 
     STEP = 0.05        # s, between samples
     TOLERANCE = 0.02   # m, of a deviation after which it is simulated again
@@ -151,7 +151,7 @@ class TrueFuture:
         self._samples: list[np.ndarray] = []
 
     def paths(self, world: World, times: np.ndarray) -> dict[str, np.ndarray]:
-        """Places (T, 2) of all things at ``times`` (T,) from now, by name."""
+        """Return places (T, 2) of all things at ``times`` (T,) from now, by name."""
         names = [*COLOURS, *(mover.name for mover in world.scene.movers)]
         now = np.array([world.position(name) for name in names])
         if self._fork is None or np.abs(self._at(world.time - self._start, names) - now).max() > self.TOLERANCE:
@@ -178,7 +178,7 @@ class TrueFuture:
 
 
 def from_start(view: View, start: tuple[float, float, float]) -> View:
-    """A view of the world's own frame in that of a robot's odometry, which began at ``start``."""
+    """Return a view in the world frame as one in the frame of a robot's odometry, which began at ``start``."""
     cos, sin = math.cos(start[2]), math.sin(start[2])
     turn = np.array([[cos, -sin], [sin, cos]])
     things = {name: replace(thing, path=(thing.path - start[:2]) @ turn) for name, thing in view.things.items()}

@@ -1,4 +1,4 @@
-"""Whether an episode that is really driven succeeds or fails, by the very terms that it was told in."""
+"""Judges whether a driven episode succeeds or fails, by the terms of its task."""
 from __future__ import annotations
 
 import math
@@ -10,22 +10,21 @@ from worldmodel_ros.sim.scene import COLOURS
 from worldmodel_ros.sim.world import World
 from .tasks import Setup
 
-AT_PLACE = 0.3      # m, between the robot's centre and a place that it was to reach: by its own odometry it goes nearer
-LOOKS_AT = math.radians(20.0)  # from the yaw of a place that it was to reach with one
+AT_PLACE = 0.3      # m, between the robot's centre and a place to reach: by its own odometry it goes nearer
+LOOKS_AT = math.radians(20.0)  # from the yaw of a place to reach with one
 KEPT_SHARE = 0.6    # of the time after SETTLE_S, for which a distance has to be kept
 SETTLE_S = 3.0      # s, to get to the distance
-_EVERY = 0.1        # s, between two looks
+_EVERY = 0.1        # s, between two checks of a distance
 
 
 class Judge:
-    """Looks at the true world after each piece of an episode.
+    """Checks the true world after each piece of an episode.
 
-    An episode fails as soon as something that a term forbids happens: too near to what is to be avoided, crossed ahead of
-    what is to be passed behind, out of the region, a contact that the task does not allow. It succeeds once all that is to
-    be touched or reached was; with nothing of the kind, if it has not failed when its time is over and each distance was
-    kept to +-KEPT m for KEPT_SHARE of the time. ``succeeded`` is None until then; ``contacts``: looks with a contact
-    that nothing asked for, as with a goal that is to be reached; ``arrivals``: goals reached, of tasks that go on with the
-    next.
+    An episode fails as soon as a term is violated: too near to what is to be avoided, crossed ahead of what is to be passed
+    behind, out of the region, a contact that the task does not allow. It succeeds once all that is to be touched or reached
+    was; without such a term, if it has not failed when its time is over and each distance was kept to +-KEPT m for KEPT_SHARE
+    of the time. ``succeeded`` is None until then; ``contacts``: checks with a contact that no term asks for, such as with a
+    goal that is to be reached; ``arrivals``: goals reached, of tasks with successive goals.
     """
 
     def __init__(self, setup: Setup, world: World) -> None:
@@ -42,11 +41,11 @@ class Judge:
 
     @property
     def terms(self) -> tuple:
-        """What is asked for at present."""
+        """The terms currently in force."""
         return self._setup.terms(self.arrivals)
 
     def look(self) -> None:
-        """Takes in what the last step of the world, of 0.1 s at most, has led to."""
+        """Check what the last step of the world, of 0.1 s at most, has led to."""
         world, task = self._world, self._setup.task
         terms = self.terms
         wanted = {term.target for term in terms if isinstance(term, Touch)}
@@ -110,7 +109,7 @@ class Judge:
         return [*zip(COLOURS, scene.props, strict=True), *((mover.name, mover) for mover in scene.movers)]
 
     def _places(self) -> dict[str, tuple[float, float]]:
-        """Where the robot ('') and all else are."""
+        """Where the robot ('') and everything else are."""
         world = self._world
         return {'': world.pose[:2]} | {name: world.position(name) for name, _ in self._things()}
 

@@ -1,7 +1,7 @@
-"""The robot's own decisions on a learned scene forecast, which sees the camera and the wheels alone.
+"""The robot's own decisions on a learned scene forecast, from the camera and the wheels alone.
 
-What a name looks like is told with the task (the ball of this colour); where it is, whether it is there, and where it will
-be, the network says. The walls are the network's, too.
+The task says what a named thing looks like (the ball of this colour); the network says whether it is there, where it is and
+where it will be, and where the walls are.
 """
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from worldmodel_ros.sim.scene import COLOURS, Scene
 from worldmodel_ros.sim.world import World
 
 BALLS = ('magenta', 'cyan', 'red')  # colours of the slots after the goal objects'
-_STEPS = 4  # that the policy is asked for, of which the first counts
+_STEPS = 4  # that the policy is asked for; only the first is used
 
 
 def slots(scene: Scene) -> list[str | None]:
-    """Name of the thing in each slot of a forecast, None where there is none; the order of the shuttles is the scene's."""
+    """Return the name of the thing in each slot of a forecast, None without one; the order of the shuttles is the scene's."""
     names: list[str | None] = [*COLOURS] + [None] * (len(pilot.SLOTS) - len(COLOURS))
     shuttle = len(COLOURS) + len(BALLS)
     for mover in scene.movers:
@@ -41,21 +41,21 @@ def slots(scene: Scene) -> list[str | None]:
 
 
 def named_slots(scene: Scene) -> list[Slot | None]:
-    """The robot's slots by the names of a scene; a ball that it does not have has none."""
+    """Return the robot's slots with the names of a scene; None for a ball that it lacks."""
     first = len(COLOURS) + len(BALLS)
     return [replace(slot, name=name) if name else slot if number >= first else None
             for number, (name, slot) in enumerate(zip(slots(scene), pilot.SLOTS, strict=True))]
 
 
 class Learned:
-    """Decides as the robot does on its rungs: in one or two ``steps`` of comparing candidates on a forecast, or by reacting to
-    what the newest frame shows, in none. ``still``: the planner, as if everything stayed where the newest frame shows it.
-    ``pilot``: the robot's own, once it has decided."""
+    """Decides as the robot does on its rungs: in one or two ``steps`` of comparing candidates on a forecast or, in none, by
+    reacting to what the newest frame shows. ``still``: plan as if everything stayed where the newest frame shows it.
+    ``pilot``: the robot's own, after its first decision."""
 
     def __init__(self, forecast: Forecast, size: tuple[int, int], steps: int, still: bool = False,
                  look: Callable[[World, tuple[int, int]], np.ndarray] = World.render, sight: Sight | None = None,
                  deliberation: Deliberation | None = None) -> None:
-        """``size``: of the images, (H, W); ``look``: the camera; ``sight``: what is to be seen, whatever is told;
+        """``size``: of the images, (H, W); ``look``: the camera; ``sight``: the view to reach, whatever the terms;
         ``deliberation``: in place of the robot's."""
         self._forecast, self._size, self._steps, self._still, self._look = forecast, size, steps, still, look
         self.pilot: Pilot | None = None
@@ -79,8 +79,7 @@ class Learned:
 
 
 class MotionUnseen:
-    """A forecast whose every window is the newest frame, again and again: an ablation, which has to fail where motion is what
-    counts."""
+    """A forecast whose windows repeat the newest frame: an ablation, which has to fail where motion matters."""
 
     _FRAMES = 4
 
@@ -97,8 +96,8 @@ class MotionUnseen:
 
 
 class AnotherFuture:
-    """A forecast that knows where things are, and has them move as those of another room do, where a robot stands and looks:
-    an ablation, which has to fail where the future is what counts."""
+    """A forecast that knows where things are, but moves them like those of another room, where a robot stands and looks: an
+    ablation, which has to fail where the future matters."""
 
     def __init__(self, forecast: Forecast, other: Forecast, scene: Scene, size: tuple[int, int]) -> None:
         """``other``: a stream for the other room, whose ``scene`` is of the same kind; ``size`` of images, (H, W)."""

@@ -1,6 +1,6 @@
-"""The whole evaluation: independent episodes, in as many processes as are wanted.
+"""Runs the evaluation: independent episodes, in any number of processes.
 
-An episode depends on its seed, task, variant, controller and delay alone, never on how episodes were shared out.
+An episode depends only on its seed, task, variant, controller and delay, never on how episodes are distributed.
 """
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 PLAIN = 'plain'
 RUNGS = ('head', 'one_step', 'two_step')  # by rounds of candidates
-_ANOTHER = 50_000_000  # from the seed of a room to that of the other one that ``another_future`` sees
+_ANOTHER = 50_000_000  # offset from a room's seed to that of the other room that ``another_future`` sees
 MORE_DELAY = 0.2  # s, of the variant ``delay``
 VARIANTS = {PLAIN: Variant(), 'shifted': Variant(shifted=True), 'stops': Variant(stops=True), 'delay': Variant(),
             **dict.fromkeys(CAMERAS, Variant())}
@@ -42,7 +42,7 @@ _SHIFTS = {'shifted': ('intercept', 'street', *(name for name, task in TASKS.ite
 
 @dataclass(frozen=True)
 class Question:
-    """What is to be driven. ``rungs``: whose measured times pass between a picture and its command, in ``tasks`` that of the
+    """What to drive. ``rungs``: whose measured times are the delays from an image to its command, in ``tasks`` that of the
     first; each other one is a variant of its name. ``variants``: of VARIANTS, each for the tasks that have it, besides the
     plain tasks. ``model``: of the controller ``b1``; ``forecast``: name or folder of the forecast of ``controllers.STEPS``
     and CLONED; ``backend``: of both, ``auto`` as on the robot.
@@ -79,14 +79,14 @@ class Question:
         return *self.variants, *self.rungs[1:]
 
     def jobs(self) -> list[Job]:
-        """All episodes, those of a seed together, so that what was driven before an interruption is paired."""
+        """Return all episodes, those of a seed together, so that what was driven before an interruption is paired."""
         return [Job(variant, task, controller, seed) for seed in self.seeds for variant in (PLAIN, *self.all_variants)
                 for task in self.tasks if task in _SHIFTS.get(variant, TASKS)
                 for controller in self.controllers if controllers.applies(controller, TASKS[task])
                 and (variant not in CAMERAS or controllers.sees(controller))]
 
     def delay(self, job: Job) -> float:
-        """Seconds from an image to its command."""
+        """Return the seconds from an image to its command."""
         rung = job.variant if job.variant in self.rungs else self.rungs[0]
         if job.controller == controllers.SHIPPED:
             rung = controllers.SHIPPED
@@ -107,7 +107,7 @@ class Job:
 
 def evaluate(question: Question, workers: int = 1, progress: Callable[[float], None] = lambda share: None,
              kept: Path | None = None, seconds: float = math.inf) -> dict:
-    """The report, without machine and command; ``kept`` and ``seconds`` as of ``driven``. Rooms that the time has cut off are
+    """Return the report, without machine and command; ``kept`` and ``seconds`` as in ``driven``. Rooms cut off by the time are
     absent from it. Raises ValueError for a file of other rungs, models or back ends."""
     jobs, done = question.jobs(), {}
     for job, episode in driven(question, jobs, workers, kept, seconds):
@@ -118,17 +118,17 @@ def evaluate(question: Question, workers: int = 1, progress: Callable[[float], N
 
 def driven(question: Question, jobs: Sequence[Job], workers: int = 1, kept: Path | None = None,
            seconds: float = math.inf) -> Iterator[tuple[Job, Episode]]:
-    """Drive ``jobs``, in their order as far as there are processes, and give each with its episode as that ends.
+    """Drive ``jobs``, in order as processes are free, and yield each with its episode when that ends.
 
-    ``kept``: a file of JSON lines to which each episode is written as it ends; those that are there already are not driven
-    again. ``seconds``: after which no further episode is begun; those that are being driven end, however long they take, so
-    that long ones are not missing more often. Raises ValueError for a file of other rungs, models or back ends."""
+    ``kept``: a file of JSON lines to which each episode is written as it ends; those already in it are not driven again.
+    ``seconds``: after which no further episode is begun; those in progress are finished, however long they take, so that
+    long ones are not missing more often. Raises ValueError for a file of other rungs, models or back ends."""
     end = time.monotonic() + seconds
     there = _read(kept, question)
     yield from ((job, there[job]) for job in jobs if job in there)
     todo = [job for job in jobs if job not in there]
     if workers > 1 and any(controllers.on_forecast(job.controller) for job in todo):
-        _forecast(question.forecast, question.backend)  # exports its graphs, which each process would do at its start
+        _forecast(question.forecast, question.backend)  # exports its graphs once, before each process would
     for job, ended in each(partial(_drive_before, end, question), todo, workers):
         if (episode := ended.result()) is None:
             continue
@@ -139,13 +139,13 @@ def driven(question: Question, jobs: Sequence[Job], workers: int = 1, kept: Path
 
 
 def complete(jobs: Sequence[Job], done: Mapping[Job, Episode]) -> dict[Job, Episode]:
-    """The episodes of rooms, of a variant and a task, in which each controller of ``jobs`` has driven."""
+    """Return the episodes of rooms, of a variant and a task, in which each controller of ``jobs`` has driven."""
     cut_off = {(job.variant, job.task, job.seed) for job in jobs if job not in done}
     return {job: done[job] for job in jobs if (job.variant, job.task, job.seed) not in cut_off}
 
 
 def report(question: Question, episodes: dict[Job, Episode]) -> dict:
-    """The numbers of episodes that were driven."""
+    """Return the numbers of driven episodes."""
     def of(variant: str) -> dict[tuple[str, str], list[Episode]]:
         found: dict[tuple[str, str], list[Episode]] = {}
         for job, episode in episodes.items():
@@ -169,7 +169,7 @@ def _read(kept: Path | None, question: Question) -> dict[Job, Episode]:
     found: dict[Job, Episode] = {}
     if kept and kept.exists():
         for line in kept.read_text().splitlines():
-            row = {'backend': question.backend, **json.loads(line)}  # early files do not say it
+            row = {'backend': question.backend, **json.loads(line)}  # early files lack it
             if {name: row.pop(name) for name in ('rung', 'model', 'forecast', 'backend') if name in row} != _key(question):
                 raise ValueError(f'{kept} is of another rung, model or back end: give another file, or delete it')
             episode = Episode(**row.pop('episode'))
@@ -199,7 +199,7 @@ def _drive(question: Question, job: Job) -> Episode:
 
 
 def _shown(setup: Setup, look: controllers.Look, size: tuple[int, int]) -> np.ndarray:
-    """What the camera shows at the pose that is asked for."""
+    """What the camera shows at the goal pose."""
     world = _world()
     world.load(setup.scene)
     world.move_robot(to_world(setup.scene, setup.goals[0]))

@@ -1,4 +1,4 @@
-"""From episodes to the numbers that are printed: means by task and controller, and McNemar's test for pairs."""
+"""Summary of episodes: means by task and controller, and McNemar's test for pairs."""
 from __future__ import annotations
 
 import itertools
@@ -23,7 +23,7 @@ DEFINITIONS = {
 
 
 def table(episodes: Mapping[tuple[str, str], Sequence[Episode]]) -> dict[str, dict[str, dict]]:
-    """Numbers by task and controller, of episodes by (task, controller)."""
+    """Return the numbers by task and controller, of episodes by (task, controller)."""
     found: dict[str, dict[str, dict]] = {}
     for (task, controller), driven in episodes.items():
         if driven:
@@ -39,7 +39,7 @@ def table(episodes: Mapping[tuple[str, str], Sequence[Episode]]) -> dict[str, di
 
 
 def p_values(episodes: Mapping[tuple[str, str], Sequence[Episode]]) -> dict[str, dict[str, float]]:
-    """By task, the McNemar p-value of each pair of controllers, as ``a / b``."""
+    """Return by task the McNemar p-value of each pair of controllers, as ``a / b``."""
     found: dict[str, dict[str, float]] = {}
     for task in dict.fromkeys(task for task, _ in episodes):
         if TASKS[task].goals_follow:
@@ -55,7 +55,7 @@ def p_values(episodes: Mapping[tuple[str, str], Sequence[Episode]]) -> dict[str,
 
 
 def mcnemar(only_a: int, only_b: int) -> float:
-    """Two-sided p-value of the exact test: of so many pairs in which one alone succeeded, each one is as likely to be
+    """Return the two-sided p-value of the exact test that each pair in which only one succeeded is equally likely to be
     either's (McNemar, Psychometrika 12, 1947; exact by the binomial distribution)."""
     n, fewer = only_a + only_b, min(only_a, only_b)
     return min(1.0, 2.0 * sum(math.comb(n, k) for k in range(fewer + 1)) / 2 ** n)
@@ -74,7 +74,7 @@ def _row(task: str, driven: Sequence[Episode]) -> dict:
 
 
 def _alike(driven: Sequence[Episode]) -> dict:
-    """Return what there is more of tasks by an image."""
+    """Return the additional numbers of tasks by an image."""
     def share(some: Sequence[Episode], name: str) -> float:
         return round(sum(getattr(episode, name) for episode in some) / len(some), 4)
     told = [episode for episode in driven if episode.alike is not None]
@@ -86,7 +86,7 @@ def _alike(driven: Sequence[Episode]) -> dict:
 
 
 def _add_shares(rows: dict[str, dict]) -> None:
-    """``share`` of what foreseeing perfectly adds to the reactive policy, where both were driven and differ."""
+    """Add the ``share`` of what perfect prediction adds to the reactive policy, where both were driven and differ."""
     ends = [rows[name]['success'] for name in ('reactive', 'oracle') if name in rows]
     if len(ends) < 2 or None in ends or ends[1] <= ends[0]:
         return

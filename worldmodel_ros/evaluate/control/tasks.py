@@ -1,4 +1,4 @@
-"""The tasks: what each asks for in the scene of a seed, and how much time there is."""
+"""The tasks: what each asks for in the scene of a seed, and its time limit."""
 from __future__ import annotations
 
 import math
@@ -13,9 +13,9 @@ from worldmodel_ros.control.terms import Avoid, Clearance, KeepDistance, PassBeh
 from worldmodel_ros.sim.scene import COLOURS, Scene
 from worldmodel_ros.sim.task_scenes import Variant, goal_colour, task_scene
 
-_PLACES = 7  # keeps the places apart from the scene of the same seed
+_PLACES = 7  # keeps the random places independent of the scene of the same seed
 _DRAWS = 200  # of a pose with something to see
-_SEEN_WITHIN, _SEEN_TO_SIDE = 3.0, math.radians(36.0)  # m and rad: a thing that an image is to show
+_SEEN_WITHIN, _SEEN_TO_SIDE = 3.0, math.radians(36.0)  # m and rad: of a thing that an image must show
 _RECALL_GOALS = 100  # drawn in advance: more than can be reached
 
 
@@ -23,11 +23,11 @@ _RECALL_GOALS = 100  # drawn in advance: more than can be reached
 class Task:
     """One kind of task.
 
-    ``seconds``: the time there is. ``terms``: what is asked for, given the colour of the goal object. ``contact_fails``:
-    whether any contact that is not asked for ends the episode. ``goals_follow``: whether a new goal is given at each arrival,
-    until the time is over. ``to_places``: ``terms`` are given a place instead, x and y in m in the frame of the robot's
-    odometry, which begins where it does; ``by_image``: and the yaw there, of which a robot that sees is told what its camera
-    would show; not ``shows_thing``: be that walls alone. ``told``: one of the combinations that no policy may be trained for.
+    ``seconds``: the time limit. ``terms``: what is asked for, given the colour of the goal object. ``contact_fails``: whether
+    any contact that is not asked for ends the episode. ``goals_follow``: whether a new goal is given at each arrival, until
+    the time is over. ``to_places``: ``terms`` are given a place instead, x and y in m in the frame of the robot's odometry,
+    which begins where it does; ``by_image``: and the yaw there, for which a robot that sees gets its camera's image there
+    instead; not ``shows_thing``: even one of walls alone. ``told``: one of the combinations that no policy may be trained for.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Task:
     shows_thing: bool = True
 
     def setup(self, seed: int, variant: Variant = Variant()) -> Setup:
-        """What a seed decides."""
+        """Return the episode of a seed."""
         if self.to_places:
             scene = task_scene(self.scene, seed, variant)
             return Setup(self, seed, scene, (self._goal(scene),))
@@ -71,12 +71,12 @@ class Setup:
     goals: tuple[str | tuple[float, ...], ...]
 
     def terms(self, arrivals: int = 0) -> tuple[Term, ...]:
-        """What is asked for after so many arrivals."""
+        """Return the terms after so many arrivals."""
         return self.task.terms(self.goals[min(arrivals, len(self.goals) - 1)])
 
 
 def to_world(scene: Scene, pose: tuple[float, ...]) -> tuple[float, float, float]:
-    """A pose in the frame that begins where the robot does, in that of the world."""
+    """Return a pose in the frame of the robot's start as one in the world frame."""
     x0, y0, yaw = scene.start
     cos, sin = math.cos(yaw), math.sin(yaw)
     x, y, turn = pose
@@ -84,8 +84,8 @@ def to_world(scene: Scene, pose: tuple[float, ...]) -> tuple[float, float, float
 
 
 def _pose_to_see(scene: Scene) -> tuple[float, float, float]:
-    """A free place, and a yaw with which a goal object is in view there, with nothing before it; in the frame that begins where
-    the robot does. Images of walls alone are of many places."""
+    """A free place, and a yaw with which a goal object is in unobstructed view, in the frame of the robot's start. Images of
+    walls alone fit many places."""
     for draw in range(_DRAWS):
         pose = _any_pose(scene, draw)
         x, y, yaw = to_world(scene, pose)
@@ -101,13 +101,13 @@ def _pose_to_see(scene: Scene) -> tuple[float, float, float]:
 
 
 def _any_pose(scene: Scene, draw: int = 0) -> tuple[float, float, float]:
-    """A free place and any yaw, in the frame that begins where the robot does."""
+    """A free place and any yaw, in the frame of the robot's start."""
     rng = np.random.default_rng([scene.seed, _PLACES, draw, 1])
     return (*_free_place(scene, draw), float(rng.uniform(-math.pi, math.pi)))
 
 
 def _free_place(scene: Scene, draw: int = 0) -> tuple[float, float]:
-    """A place where a robot can stand, a metre or more from where it begins; in the frame that begins there."""
+    """A place where a robot can stand, a metre or more from its start, in the frame of its start."""
     rng = np.random.default_rng([scene.seed, _PLACES, draw] if draw else [scene.seed, _PLACES])
     x0, y0, yaw = scene.start
     half = np.array([scene.width, scene.depth]) / 2 - 0.4
@@ -146,12 +146,12 @@ TASKS: Mapping[str, Task] = {task.name: task for task in (
     Task('pass_behind', 'pass_behind', 20.0,
          lambda goal: (Reach(goal), PassBehind('mover', weight=3.0), Clearance(0.12, weight=2.0, but=(goal,))),
          contact_fails=True, told=True))}
-GOALS = {'pose': 'places', 'image': 'images', 'colour': 'rooms'}  # tasks that are a goal and no more, by its kind
+GOALS = {'pose': 'places', 'image': 'images', 'colour': 'rooms'}  # tasks that are only a goal, by its kind
 RUN_TIME_TASKS = tuple(name for name, task in TASKS.items() if task.told)
 
 
 def expand(names: list[str] | tuple[str, ...]) -> tuple[str, ...]:
-    """Names of tasks, with ``runtime`` for all of RUN_TIME_TASKS. Raises ValueError for an unknown one."""
+    """Return the names of tasks, ``runtime`` replaced by all of RUN_TIME_TASKS. Raises ValueError for an unknown one."""
     found: list[str] = []
     for name in names:
         if name != 'runtime' and name not in TASKS:

@@ -1,5 +1,4 @@
-"""Whether a robot's camera sees what an image of walls alone shows, by the true world: it may do so from elsewhere along
-them."""
+"""Whether a robot's camera sees what an image of walls alone shows, by the true world, be it from elsewhere along them."""
 from __future__ import annotations
 
 import math
@@ -17,8 +16,7 @@ _COLUMNS = 64  # of an image
 
 
 class View:
-    """What the camera shows at the pose that a setup's image is of. ``walls_alone``: whether no goal object is in
-    it."""
+    """What the camera shows at the pose of a setup's image. ``walls_alone``: whether no goal object is in it."""
 
     def __init__(self, setup: Setup, world: World) -> None:
         """``world``: loaded with the scene, and left as it is."""
@@ -33,8 +31,8 @@ class View:
         self._shown = [(first + number) % 4 for number in wall_colours.shown(walls, _COLUMNS)]
 
     def is_seen(self, world: World) -> bool:
-        """Whether it is of walls alone, and the robot looks at the same walls, AT_PLACE m as far from them and LOOKS_AT as
-        turned to them, with no goal object in view."""
+        """Return whether the image shows walls alone, and the robot looks at the same walls, at the same distance within
+        AT_PLACE m and heading within LOOKS_AT, with no goal object in view."""
         turned = abs(math.remainder(world.pose[2] - self._pose[2], math.tau))
         farther = np.abs(_distances(world.scene, world.pose) - self._distances)[self._shown]
         return self.walls_alone and turned < LOOKS_AT and bool((farther < AT_PLACE).all()) and not _things(world)

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Task:
-    """``model``: as it was named. ``config``: YAML that says what the topics are. ``seconds``: where the recording's part ends,
-    None for its end, and ``skip`` where it begins [s]."""
+    """``model``: its name as given. ``config``: YAML with the mapping of topics. ``seconds``: where the evaluated part ends,
+    None for the recording's end, and ``skip`` where it begins [s]."""
 
     bag: Path
     model: str
@@ -44,11 +44,11 @@ class Task:
 
 def evaluate_bag(task: Task, engine: Engine, measured: MeasuredTimes, lines: Path,
                  progress: Callable[[float], None] = lambda share: None, forecasts: Forecasts | None = None) -> Evaluation:
-    """Run the model along the bag and write its windows to ``lines``, one JSON a line, the same on every run.
+    """Run the model over the bag and write its windows to ``lines``, one JSON object per line, the same on every run.
 
-    ``measured``: step times to replay the deadline with. ``forecasts``: a scene forecast, which is run along, too. Memory does
-    not grow with the bag but for some hundred bytes a window. Raises BagError where the bag cannot be read or does not say
-    what is what, and ModelError for a forecast that does not suit the model.
+    ``measured``: step times to replay the deadline with. ``forecasts``: a scene forecast to run as well. Memory grows with the
+    bag by only some hundred bytes per window. Raises BagError if the bag cannot be read or its topics cannot be identified, and
+    ModelError for a forecast that does not suit the model.
     """
     with open_bag(task.bag) as bag:
         mapping = find_mapping(bag, engine.spec, task.config)
@@ -78,7 +78,7 @@ def evaluate_bag(task: Task, engine: Engine, measured: MeasuredTimes, lines: Pat
 
 def _ticks(drive: Drive, seconds: float | None, arrivals: list[Arrival], progress: Callable[[float], None]
            ) -> Iterator[Tick]:
-    """The ticks of the recording, whose arrivals are noted as they pass; ``seconds`` of it are read."""
+    """Yield the ticks of the recording, and note their arrivals; ``seconds`` of it are read."""
     began = None
     for tick in drive:
         began = tick.log_ns if began is None else began
@@ -92,7 +92,7 @@ def _of_the_files(bag: Bag) -> list[Finding]:
 
 
 def _in_words(mapping: Mapping, names: tuple[str, ...]) -> tuple[str, ...]:
-    """What the topics were taken for, a line each."""
+    """What the topics were taken for, one line each."""
     stamps = '' if mapping.image_stamps == 'header' else ', stamped with the time of receipt'
     lines = [f'{mapping.image_topic}: pictures{stamps}']
     if mapping.info_topic:

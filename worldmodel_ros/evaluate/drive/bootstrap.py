@@ -14,15 +14,15 @@ import numpy as np
 BLOCK_S = 2.0      # s; longer than the model's window, and than most of what happens on a recording
 LEVEL = 0.95       # probability that an interval holds
 RESAMPLES = 2000
-DRAWN_AT_ONCE = 2**18  # blocks, for whatever length of a recording
-MIN_BLOCKS = 6     # with fewer, the resamples are too few different ones to tell anything
+DRAWN_AT_ONCE = 2**18  # blocks, whatever the length of the recording
+MIN_BLOCKS = 6     # with fewer, there are too few distinct resamples
 
 
 @dataclass(frozen=True)
 class Interval:
     """A mean over ``count`` windows in ``blocks`` blocks, with bounds that hold it with probability LEVEL.
 
-    ``low`` and ``high`` are None where there are less than MIN_BLOCKS blocks, ``mean`` too where there is nothing.
+    ``low`` and ``high`` are None with fewer than MIN_BLOCKS blocks, ``mean`` too without any value.
     """
 
     mean: float | None
@@ -47,15 +47,15 @@ class Interval:
 
 
 def block_labels(episodes: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """Number of the block that each window (episode, time in s) belongs to, int (N,); no block spans two episodes."""
+    """Return the number of each window's block (by episode, time in s), int (N,); no block spans two episodes."""
     keys = np.stack([np.asarray(episodes, np.int64), np.floor(np.asarray(times) / BLOCK_S).astype(np.int64)], 1)
     return np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1)
 
 
 def mean_interval(values: np.ndarray, blocks: np.ndarray, seed: int = 0) -> Interval:
-    """Mean of ``values`` (N,) and its interval; ``blocks`` (N,) as of ``block_labels``. NaN: no value there.
+    """Return the mean of ``values`` (N,) and its interval; ``blocks`` (N,) as from ``block_labels``. NaN: no value there.
 
-    Of paired differences, this is the interval of a comparison on the same windows.
+    For paired differences, this is the interval of a comparison on the same windows.
     """
     sums, counts = _block_sums(values, blocks)
     total = int(counts.sum())
@@ -70,7 +70,7 @@ def mean_interval(values: np.ndarray, blocks: np.ndarray, seed: int = 0) -> Inte
 
 def difference_interval(a: np.ndarray, blocks_a: np.ndarray, b: np.ndarray, blocks_b: np.ndarray,
                         seed: int = 0) -> Interval:
-    """Mean of ``b`` less mean of ``a``, of two recordings that have nothing to do with each other; arrays as above."""
+    """Return the mean of ``b`` minus that of ``a``, of two independent recordings, and its interval; arrays as above."""
     (sums_a, counts_a), (sums_b, counts_b) = _block_sums(a, blocks_a), _block_sums(b, blocks_b)
     total, fewest = int(counts_a.sum() + counts_b.sum()), min(len(sums_a), len(sums_b))
     if not fewest:

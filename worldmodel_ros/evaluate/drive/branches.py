@@ -1,6 +1,6 @@
-"""What-if branches on a recording: does the branch that is most like what was done predict best what came?
+"""What-if branches on a recording: does the branch nearest to the executed actions best predict what followed?
 
-A model that ignores the action imagines the same future for every branch, and the best one is found by chance.
+A model that ignores the action imagines the same future for every branch, and the best one is a matter of chance.
 """
 from __future__ import annotations
 
@@ -15,27 +15,26 @@ from .pictures import psnr
 if TYPE_CHECKING:
     from worldmodel_ros.engine.session import Session
 
-# Two branches are told apart by the real action if one is so much nearer to it (share of the action's range).
+# The real action tells two branches apart if one is nearer to it by this much (share of the action's range).
 DECISIVE = 0.1
 
 
 @dataclass(frozen=True)
 class Branches:
     """By the name of each maneuver: ``distance`` of its actions from the real ones (root mean square, as a share of
-    each action's range) and ``psnr_db``, mean over the chunk, of the images imagined under it against those that
-    came."""
+    each action's range) and ``psnr_db``, mean over the chunk, of the images imagined under it against the true ones."""
 
     distance: dict[str, float]
     psnr_db: dict[str, float]
 
     @property
     def nearest(self) -> str:
-        """The branch most like what was really done."""
+        """The branch nearest to the executed actions."""
         return min(self.distance, key=self.distance.__getitem__)
 
     @property
     def best(self) -> str:
-        """The branch that predicted best what came."""
+        """The branch that best predicted what followed."""
         return max(self.psnr_db, key=self.psnr_db.__getitem__)
 
     @property
@@ -56,10 +55,10 @@ class Branches:
 
 def imagine_branches(session: Session, actions: np.ndarray, seen: list[np.ndarray]
                      ) -> tuple[Branches, dict[str, np.ndarray]]:
-    """Imagine every maneuver from the session's newest image, and compare with the images that came, ``seen`` (K).
+    """Imagine every maneuver from the session's newest image, and compare with the images that followed, ``seen`` (K).
 
-    ``actions`` (K, A): what was really done, for a base whose actions are linear.x and angular.z. Returns the last
-    image of each branch too, and the last one seen under the name ''.
+    ``actions`` (K, A): those executed, for a base whose actions are linear.x and angular.z. Also returns the last image
+    of each branch, and the last one seen under the name ''.
     """
     span = np.subtract(session.spec.action_high, session.spec.action_low)
     distance, score, pictures = {}, {}, {'': seen[-1]}

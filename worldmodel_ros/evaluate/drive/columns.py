@@ -1,4 +1,4 @@
-"""The numbers of all windows of a recording as arrays: some hundred bytes a window, whatever the length of the recording."""
+"""The numbers of all windows of a recording as arrays, in some hundred bytes per window."""
 from __future__ import annotations
 
 import math
@@ -18,7 +18,7 @@ INTEGERS = ('stamp_ns', 'episode', 'goal')
 
 
 class Columns:
-    """Grows by a window at a time; ``columns[name]`` is an array with a row for each of N windows.
+    """Grows one window at a time; ``columns[name]`` is an array with a row for each of N windows.
 
     The fields of Window of the same names: HORIZONS (N, K), SCALARS (N,), INTEGERS (N,) int64, of which ``goal`` is
     an index into the preset's goals, -1 where none is known. And, float64 too: ``before`` (N, A) and ``after`` (N, A),
@@ -42,7 +42,7 @@ class Columns:
         return np.array(values, np.int64 if name in INTEGERS else np.float64).reshape(-1, *self._shapes[name])
 
     def add(self, window: Window) -> None:
-        """Take the next window."""
+        """Append the next window."""
         spec, branches = self.spec, window.branches
         if branches:
             names = list(branches.distance)

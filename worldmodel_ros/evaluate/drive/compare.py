@@ -22,7 +22,7 @@ MEASURES = (('gain_db', 'gain over repeating the last frame', 'dB', 1, True),
 
 @dataclass(frozen=True)
 class Comparison:
-    """``differences``: second less first, by measure. ``paired``: on the same windows of one bag, ``windows`` of them."""
+    """``differences``: second minus first, by measure. ``paired``: on the same windows of one bag, ``windows`` of them."""
 
     paired: bool
     windows: int
@@ -36,7 +36,7 @@ class Comparison:
 
 def compare(first: Evaluation, second: Evaluation) -> Comparison:
     """Compare two models on one bag window by window, or two recordings by their means."""
-    # Images of another size are other images: their errors cannot be set against each other.
+    # Errors of images of different sizes cannot be compared.
     paired = first.subject.path == second.subject.path and first.spec.image_size == second.spec.image_size \
         and first.spec.step_period == second.spec.step_period
     values_a, values_b = _values(first), _values(second)
@@ -50,13 +50,13 @@ def compare(first: Evaluation, second: Evaluation) -> Comparison:
         differences = {name: difference_interval(values_a[name], blocks_a, values_b[name], blocks_b)
                        for name, *_ in MEASURES}
         windows = len(first.columns) + len(second.columns)
-    # On the same windows copying is the same too, and the two differences are one.
+    # On the same windows copying is the same too, so both differences are equal.
     decisive = differences['psnr_db' if paired else 'gain_db']
     return Comparison(paired, windows, differences, _sentence(paired, decisive, *names((first, second))))
 
 
 def names(evaluations: Sequence[Evaluation]) -> list[str]:
-    """What two evaluations are told apart by: their models, their bags, or else their back ends."""
+    """Return what distinguishes two evaluations: their models, their bags, or else their back ends."""
     subjects = [evaluation.subject for evaluation in evaluations]
     for what in ('model', 'bag', 'path'):
         found = [getattr(subject, what) for subject in subjects]

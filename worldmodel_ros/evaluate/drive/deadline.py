@@ -1,4 +1,4 @@
-"""Whether the deadline would have held on a recording: the question's terms and the answer's numbers."""
+"""Would the deadline have held on a recording? Inputs and results of the replay."""
 from __future__ import annotations
 
 from array import array
@@ -25,7 +25,7 @@ class Budget:
 
     @classmethod
     def from_config(cls) -> Budget:
-        """What config/world_model_node.yaml says, as the node that is brought up with it."""
+        """Return the budget of config/world_model_node.yaml, which the node is brought up with."""
         content = yaml.safe_load((config_directory() / 'world_model_node.yaml').read_text())
         values = content['/**/world_model_node']['ros__parameters']
         return cls(values['deadline_s'],
@@ -49,10 +49,10 @@ class Arrival(NamedTuple):
 class Deadline:
     """How the ticks of a recording would have been answered.
 
-    ``delay``: median age of the images on receipt [s], None where the bag does not tell it, and they were taken to be
-    new. ``latency`` [s] and ``served``: of each tick with a command, from the camera's stamp until the command was out,
-    and the tier. ``late``: ticks that the model did not finish in time. ``stale``: ticks whose image was too old.
-    ``reasons``: of all that the best tier did not serve.
+    ``delay``: median age of the images on receipt [s], None if the bag does not tell it and they were taken to be new.
+    ``latency`` [s] and ``served``: of each tick with a command, from the camera's stamp until the command was out, and
+    the tier. ``late``: ticks that the model did not finish in time. ``stale``: ticks whose image was too old.
+    ``reasons``: of all ticks that the best tier did not serve.
     """
 
     budget: Budget
@@ -67,11 +67,11 @@ class Deadline:
     reasons: Counter[str] = field(default_factory=Counter)
 
     def share(self, tier: Tier) -> float:
-        """Share of the ticks that a tier answered."""
+        """Return the share of the ticks that a tier answered."""
         return self.tiers[tier] / self.ticks if self.ticks else 0.0
 
     def latency_ms(self) -> dict[str, float] | None:
-        """Quantiles of the latency [ms]; None where nothing was commanded."""
+        """Return quantiles of the latency [ms]; None if nothing was commanded."""
         if not self.latency:
             return None
         values = np.array(self.latency) * 1e3

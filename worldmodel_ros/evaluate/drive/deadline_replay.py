@@ -1,9 +1,9 @@
 """Would the deadline have held? The engine's own worker answers the bag's frames, in virtual time.
 
-The frames come when the bag says that they came. ``engine.worker.Worker``, ``Responder`` and ``Ladder`` decide as on the
-robot, by their own code; only the networks are replaced by the times that were measured for them, and the clock by
-one that those times advance. What is in no bag is in no number here: transport to the gate and the gate itself, for
-which ``reserve_s`` is kept.
+Frames arrive when the bag says that they did. ``engine.worker.Worker``, ``Responder`` and ``Ladder`` decide as on the
+robot, by their own code; only the networks are replaced by their measured times, and the clock by one that those times
+advance. Not in a bag, and so not in these numbers: transport to the gate and the gate itself, for which ``reserve_s``
+is kept.
 """
 from __future__ import annotations
 
@@ -22,14 +22,13 @@ from .deadline import Arrival, Budget, Deadline
 from .step_times import MeasuredTimes
 from .virtual_time import TimedEngine, VirtualClock
 
-# Where log times are the stamps themselves, or this far from them, they were not taken when the images came: a
-# converted bag.
+# Log times that equal the stamps, or are this far from them, were not taken on receipt: a converted bag.
 _PLAUSIBLE_DELAY = 1.0  # s
-_PAUSE = 10.0           # s between two ticks; after a longer one nothing is going on any more
+_PAUSE = 10.0           # s between two ticks; after a longer one nothing is in progress any more
 
 
 def replay(spec: Preset, arrivals: Sequence[Arrival], measured: MeasuredTimes, budget: Budget) -> Deadline:
-    """Answer the ticks of a recording; nothing but the arrivals, the times and the budget decides the result."""
+    """Answer the ticks of a recording; the result depends only on the arrivals, the times and the budget."""
     delay = float(np.median([a.log_ns - a.stamp_ns for a in arrivals])) / NS if arrivals else 0.0
     result = Deadline(budget, measured, delay if 0.0 < delay < _PLAUSIBLE_DELAY else None, len(arrivals))
     clock, listener = VirtualClock(), _Counting(result)
@@ -55,12 +54,12 @@ def _run(worker: Worker, clock: VirtualClock) -> None:
 
 def _observations(spec: Preset, arrivals: Sequence[Arrival], deadline: float, delay_known: bool
                   ) -> Iterator[Observation]:
-    """What the node would have made of the ticks, on a steady clock that begins with the first one."""
+    """Yield what the node would have made of the ticks, on a steady clock that begins with the first one."""
     received, last = 0.0, None
     for number, arrival in enumerate(arrivals):
         now = arrival.log_ns if delay_known else arrival.stamp_ns
         if last is not None:
-            # Where time was set, the robot's steady clock went on by a step or so, which is all that matters here.
+            # If the time was set, the robot's steady clock still advanced by a step or so, which is all that matters here.
             received += (now - last) / NS if 0 <= now - last < _PAUSE * NS else spec.step_period
         last = now
         age = max(0.0, (arrival.log_ns - arrival.stamp_ns) / NS) if delay_known else 0.0
@@ -78,7 +77,7 @@ class _Camera:
         self._newest: Observation | None = None
 
     def next(self) -> None:
-        """Have the next image come at its time."""
+        """Schedule the next image at its time."""
         observation = next(self._observations, None)
         if observation:
             self._clock.at(observation.received, partial(self._show, observation))
@@ -90,13 +89,13 @@ class _Camera:
         self.next()
 
     def _answer_due(self, observation: Observation) -> None:
-        # The node's timer is set again by every image.
+        # Every image resets the node's timer.
         if observation is self._newest:
             self._responder.overdue()
 
 
 class _Counting:
-    """Takes what the worker answers into the result."""
+    """Records the worker's answers in the result."""
 
     def __init__(self, result: Deadline) -> None:
         self._result = result

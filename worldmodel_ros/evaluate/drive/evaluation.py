@@ -34,7 +34,7 @@ class Subject:
 
 @dataclass
 class Evaluation:
-    """The numbers and images of one model on one recording; ``health`` and ``findings`` are what reading the bag told."""
+    """The numbers and images of one model on one recording; ``health`` and ``findings`` come from reading the bag."""
 
     subject: Subject
     spec: Preset
@@ -45,7 +45,7 @@ class Evaluation:
     findings: Sequence[Any]
     has_actions: bool = True
     digest: str = ''  # SHA-256 of the file of windows
-    forecast: dict[str, Any] | None = None  # numbers of a scene forecast that was run along
+    forecast: dict[str, Any] | None = None  # numbers of a scene forecast that was run as well
     goals: Sequence[Driven] = ()  # by the recorded decisions
 
     @cached_property
@@ -56,7 +56,7 @@ class Evaluation:
 
     @cached_property
     def numbers(self) -> dict[str, Any]:
-        """All that follows from the frames and the actions alone: the same on every run."""
+        """All that depends only on the frames and the actions: the same on every run."""
         surprises = self.columns['surprise_db']
         there = surprises[np.isfinite(surprises)]
         return {

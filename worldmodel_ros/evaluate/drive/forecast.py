@@ -1,9 +1,9 @@
-"""Runs a scene forecast along a recording: what it says will be, what it sees later, and what it would have commanded.
+"""Runs a scene forecast along a recording: what it forecasts, what it sees later, and what it would have commanded.
 
-A recording does not tell where things are. So a place that was forecast is held against where the same forecast sees the thing
-when that time has come, well within the camera's view: a forecast that knows a scene agrees with itself and, of what moves,
-more so than one that takes everything to stand still. In a place that it was never trained for it sees things all the same,
-but they do not stay where they are.
+A recording does not tell where things are. So a forecast place is compared with where the same forecast sees the thing at that
+time, well within the camera's view: a forecast that knows a scene agrees with itself and, for what moves, more so than one in
+which everything stands still. In a place that it was never trained for, it still sees things, but they do not stay where they
+are.
 """
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from worldmodel_ros.model.presets import Preset
 
 AHEAD = (4, 8, 16)  # steps after which a forecast is judged
-DELAY = 0.03  # s, from an image to its command, that decisions count on
+DELAY = 0.03  # s, from an image to its command, that decisions assume
 _TOLERANCE = 0.5  # of a step period, by which an image may be off from the time that was forecast
 _VIEW = np.radians(40.0)  # to either side, within which a thing is sure to be in the image
 _NEAR = 0.4  # m: nearer things are cut off by the image's edge
-_STRANGE = 0.2  # m, by which what stands has moved 0.8 s later where the forecast is not at home: 0.04 m where it is
+_STRANGE = 0.2  # m, by which standing things seem to move in 0.8 s out of distribution: 0.04 m in distribution
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class ForecastReplay:
     """Takes the ticks of a recording as they pass; ``numbers`` has what was found."""
 
     def __init__(self, forecasts: Forecasts, spec: Preset) -> None:
-        """``spec``: of the model that the ticks are made for. Raises ModelError where they do not suit the forecast."""
+        """``spec``: of the model that the ticks are made for. Raises ModelError if they do not suit the forecast."""
         if forecasts.step_period != spec.step_period:
             raise ModelError(f'forecast {forecasts.name} takes images each {forecasts.step_period} s, model {spec.name} each '
                              f'{spec.step_period} s: they do not go together')
@@ -61,7 +61,7 @@ class ForecastReplay:
         self._seconds: list[float] = []
 
     def watch(self, ticks: Iterable[Tick]) -> Iterator[Tick]:
-        """Pass on the ticks, and take each on the way."""
+        """Yield the ticks, and process each on the way."""
         for tick in ticks:
             self._take(tick)
             yield tick
@@ -90,7 +90,7 @@ class ForecastReplay:
         self._judge(tick, there)
 
     def _decide(self, tick: Tick) -> None:
-        """What would have been commanded for the goal that the recording tells."""
+        """Decide what would have been commanded for the recorded goal."""
         if not tick.goal or tick.recorded is None:
             return
         terms = to_goal(tick.goal).terms
@@ -114,7 +114,7 @@ class ForecastReplay:
             said, stood = (_in_odom(before.known, before.known.seen.places[k]) for k in (j, 0))
             for slot in there:
                 of = [slot]
-                if now.slots[slot].alike:  # they come in any order: the nearest one is meant, of either
+                if now.slots[slot].alike:  # they come in any order: take the nearest one, of either
                     of = [k for k, other in enumerate(now.slots) if other.alike and before.known.seen.presence[k] > 0.5]
                 if not of or not before.known.seen.presence[of].max() > 0.5:
                     continue
@@ -123,12 +123,12 @@ class ForecastReplay:
                 self._errors.setdefault(('moving' if now.slots[slot].moves else 'standing', steps), []).append(errors)
 
     def numbers(self) -> dict[str, Any]:
-        """What was found; without ``tick_ms``, the same on every run.
+        """Return what was found; without ``tick_ms``, the same on every run.
 
-        ``things``: in view, a tick; ``seen``: share of the ticks, by thing; ``odometry``: share of the ticks at which the
+        ``things``: in view, per tick; ``seen``: share of the ticks, by thing; ``odometry``: share of the ticks at which the
         wheels were measured. ``places``: by what moves and seconds ahead, the median error in m, and that of a forecast in
-        which everything stays (``standing_still``). ``commands``: of the best candidate for the goal as set, against those that
-        were recorded next, and the share of the candidates that were vetoed.
+        which everything stays (``standing_still``). ``commands``: of the best candidate for the goal as set, compared with
+        those recorded next, and the share of the candidates that were vetoed.
         """
         ticks = max(1, self._ticks)
         places: dict[str, dict] = {}
@@ -150,7 +150,7 @@ class ForecastReplay:
 
 
 def in_words(found: dict[str, Any]) -> str:
-    """The numbers as one line of text."""
+    """Return the numbers as one line of text."""
     wheels = '' if found['odometry'] > 0.5 else ', without odometry'
     text = f'forecast {found["name"]} on {found["backend"]}{wheels}: {found["things"]:.1f} things in view a tick'
     stands = found['places'].get('standing', {}).get('0.8 s')
@@ -170,14 +170,14 @@ def in_words(found: dict[str, Any]) -> str:
 
 
 def _in_view(known: Known) -> list[int]:
-    """Slots of the things that are there, and are where the camera cannot but see them."""
+    """Slots of the things that are present, and are where the camera must see them."""
     x, y = known.seen.places[0].T
     sure = (known.seen.presence > 0.5) & (np.abs(np.arctan2(y, x)) < _VIEW) & (np.hypot(x, y) > _NEAR)
     return [int(slot) for slot in np.flatnonzero(sure) if known.slots[slot]]
 
 
 def _in_odom(known: Known, places: np.ndarray) -> np.ndarray:
-    """Places (S, 2) in base_link of a moment, in the frame of the odometry."""
+    """Places (S, 2) in base_link of a moment, converted to the frame of the odometry."""
     x, y, yaw = known.pose
     turn = np.array([[np.cos(yaw), np.sin(yaw)], [-np.sin(yaw), np.cos(yaw)]])
     return places @ turn + (x, y)

@@ -1,4 +1,4 @@
-"""The images that a report shows, chosen while the recording goes by, in bounded memory."""
+"""The images that a report shows, chosen in one pass over the recording, in bounded memory."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ import numpy as np
 
 from .windows import Scene
 
-_BUCKET_S = 1.0   # of scenes so near together, the best stays
+_BUCKET_S = 1.0   # of scenes this close together, the best is kept
 _BUCKETS = 64     # kept at most; some 100 KB each at 64x64
 
 
@@ -27,7 +27,7 @@ class Best:
             del self._kept[min(self._kept, key=lambda k: self._kept[k][0])]
 
     def best(self, count: int, apart_s: float) -> list[Scene]:
-        """The best scenes, at least so far apart, in the order of the recording."""
+        """Return the best scenes, at least ``apart_s`` apart, in the order of the recording."""
         chosen: list[Scene] = []
         for _, scene in sorted(self._kept.values(), key=lambda kept: (-kept[0], kept[1].window.index)):
             near = any(abs(scene.window.time_s - other.window.time_s) < apart_s for other in chosen)
@@ -47,9 +47,9 @@ class Highlights:
         self.what_ifs: dict[str, Scene] = {}
 
     def offer(self, scene: Scene) -> None:
-        """Look at the next scene of the recording."""
+        """Consider the next scene of the recording."""
         window = scene.window
-        # By the camera alone, never by how good the prediction was: the strip is to be a fair sample.
+        # By the camera alone, never by how good the prediction was: the strip should be a fair sample.
         if len(scene.seen) and all(window.moving):
             self.changes.offer(-float(np.mean(window.copy_psnr_db)), scene)
         if scene.surprise is not None:
@@ -60,5 +60,5 @@ class Highlights:
                 self.what_ifs[name] = scene
 
     def surprise(self, index: int) -> Scene | None:
-        """The scene that should have predicted the image of the tick after ``index``."""
+        """Return the scene that should have predicted the image of the tick after ``index``."""
         return next((scene for scene in self.surprises if scene.window.index == index), None)

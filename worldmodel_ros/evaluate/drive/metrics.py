@@ -1,4 +1,4 @@
-"""From the columns of a recording to the numbers of its report, as docs/evaluating.md defines them."""
+"""Computes the numbers of a report from the columns of a recording, as docs/evaluating.md defines them."""
 from __future__ import annotations
 
 from dataclasses import replace
@@ -13,20 +13,20 @@ SUBSETS = ('moving', 'all')
 
 
 def subset_mask(columns: Columns, subset: str) -> np.ndarray:
-    """Which predicted images (N, K) are judged: all that came, or those that a moving robot led to."""
+    """Return which predicted images (N, K) are judged: all with a true image, or those that a moving robot led to."""
     came = np.isfinite(columns['psnr_db'])
     return came & (columns['moving'] == 1.0) if subset == 'moving' else came
 
 
 def window_means(columns: Columns, values: np.ndarray, subset: str) -> np.ndarray:
-    """Mean over the judged horizons of each window (N,), NaN where there is none."""
+    """Return the mean over the judged horizons of each window (N,), NaN where there is none."""
     mask = subset_mask(columns, subset)
     counts = mask.sum(1)
     return np.where(counts > 0, np.where(mask, values, 0.0).sum(1) / np.maximum(counts, 1), np.nan)
 
 
 def prediction(columns: Columns, subset: str) -> dict:
-    """PSNR and SSIM of the predicted images, of copying the last one, and the gain of the one over the other."""
+    """Return PSNR and SSIM of the predicted images and of copying the last one, and the gain over copying."""
     blocks = block_labels(columns['episode'], columns['time_s'])
     psnr, copy, ssim, copy_ssim = columns['psnr_db'], columns['copy_psnr_db'], columns['ssim'], columns['copy_ssim']
     values = {'psnr_db': psnr, 'copy_psnr_db': copy, 'gain_db': psnr - copy,
@@ -44,16 +44,15 @@ def prediction(columns: Columns, subset: str) -> dict:
 
 
 def reconstruction(columns: Columns) -> dict:
-    """PSNR of the recording's images through the autoencoder alone."""
+    """Return the PSNR of the recording's images through the autoencoder alone."""
     return mean_interval(columns['reconstruction_db'], block_labels(columns['episode'], columns['time_s'])).to_dict()
 
 
 def policy(columns: Columns) -> dict:
-    """The first command of the plans against what was executed in the step after, and baselines.
+    """Compare the first command of the plans, and baselines, with what was executed in the step after.
 
-    ``known_goal``: against the plan for the goal that the bag tells, if it does. ``best_goal``: the goal whose plans
-    are nearest to the recording as a whole, which flatters a model that was given no goal. ``hold``: the action of the
-    step before.
+    ``known_goal``: for the plan for the bag's goal, if it has one. ``best_goal``: the goal whose plans are nearest to the
+    recording as a whole, which flatters a model that was given no goal. ``hold``: the action of the step before.
     """
     spec, after, plans = columns.spec, columns['after'], columns['plans']
     there = np.isfinite(after).all(1)
@@ -72,7 +71,7 @@ def policy(columns: Columns) -> dict:
 
 
 def chosen_plans(columns: Columns, policy: dict) -> np.ndarray:
-    """The plans (N, A) that are held against the recording: for the goal that was set, or else for the nearest one."""
+    """Return the plans (N, A) to compare with the recording: for the goal that was set, or else for the nearest one."""
     plans, goals = columns['plans'], columns['goal']
     if 'known_goal' not in policy:
         return plans[:, columns.spec.goals.index(policy['best_goal'])]
@@ -80,7 +79,7 @@ def chosen_plans(columns: Columns, policy: dict) -> np.ndarray:
 
 
 def agreement(plan: np.ndarray, done: np.ndarray, spec) -> dict:
-    """Errors of ``plan`` (N, A) against ``done``, in SI units; ``relative_rmse``: as a share of the actions' ranges."""
+    """Return the errors of ``plan`` (N, A) against ``done``, in SI units; ``relative_rmse``: as a share of the ranges."""
     error = plan - done
     span = np.subtract(spec.action_high, spec.action_low)
     result = {'relative_rmse': round(float(np.sqrt(np.mean(np.square(error / span)))), 4)}
@@ -92,14 +91,14 @@ def agreement(plan: np.ndarray, done: np.ndarray, spec) -> dict:
 
 
 def _correlation(a: np.ndarray, b: np.ndarray) -> float | None:
-    """Pearson's; None where one of them never changes."""
+    """Pearson's; None if one of them never changes."""
     if len(a) < 3 or np.ptp(a) < 1e-6 or np.ptp(b) < 1e-6:
         return None
     return round(float(np.corrcoef(a, b)[0, 1]), 3)
 
 
 def what_if(columns: Columns) -> dict:
-    """How often the branch most like what was done predicted best what came, where the actions tell the branches apart.
+    """Return how often the branch nearest to the executed actions predicted best, where the actions tell branches apart.
 
     ``chance``: of a model that ignores the action. ``always``: of one that always names the most frequent branch.
     """
@@ -122,7 +121,7 @@ def what_if(columns: Columns) -> dict:
 
 
 def _share(hits: np.ndarray, blocks: np.ndarray) -> dict:
-    """Share of the hits; resampling tells nothing of its uncertainty where all are the same."""
+    """Share of the hits; resampling tells nothing of its uncertainty if all are the same."""
     interval = mean_interval(hits.astype(float), blocks)
     if hits.all() or not hits.any():
         interval = replace(interval, low=None, high=None)
@@ -130,7 +129,7 @@ def _share(hits: np.ndarray, blocks: np.ndarray) -> dict:
 
 
 def pace(columns: Columns) -> dict:
-    """Ticks, episodes and how well the camera keeps the model's step period."""
+    """Return ticks, episodes and how well the camera keeps the model's step period."""
     spacing = np.diff(columns['stamp_ns'])[np.diff(columns['episode']) == 0] / 1e9
     return {'ticks': len(columns), 'episodes': len(np.unique(columns['episode'])),
             'seconds': round(float(columns['time_s'][-1]), 3) if len(columns) else 0.0,

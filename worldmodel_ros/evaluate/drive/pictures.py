@@ -1,4 +1,4 @@
-"""Measures of images: how near a predicted one is to the ground truth and when that says something; sharpness, motion."""
+"""Image metrics: how near a prediction is to the ground truth, and when that is informative; sharpness, motion."""
 from __future__ import annotations
 
 import cv2
@@ -6,7 +6,7 @@ import numpy as np
 
 from worldmodel_ros.motion import MOVING_V, MOVING_W
 
-PSNR_CAP_DB = 60.0  # identical images would be infinitely good and spoil every mean
+PSNR_CAP_DB = 60.0  # identical images would have an infinite PSNR and spoil every mean
 
 # The constants of Wang et al. (2004), which every published SSIM uses.
 _WINDOW, _SIGMA = 11, 1.5
@@ -14,7 +14,7 @@ _C1, _C2 = (0.01 * 255.0) ** 2, (0.03 * 255.0) ** 2
 
 
 def psnr(a: np.ndarray, b: np.ndarray) -> float:
-    """Peak signal-to-noise ratio of uint8 images [dB], at most PSNR_CAP_DB; ValueError if shapes differ."""
+    """Return the peak signal-to-noise ratio of uint8 images [dB], at most PSNR_CAP_DB; ValueError if shapes differ."""
     _require_same_shape(a, b)
     mse = float(np.mean(np.square(a.astype(np.float32) - b.astype(np.float32))))
     if mse == 0.0:
@@ -23,7 +23,7 @@ def psnr(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def ssim(a: np.ndarray, b: np.ndarray) -> float:
-    """Mean structural similarity of uint8 images (H, W) or (H, W, C), -1 to 1; 1 only for identical ones.
+    """Return the mean structural similarity of uint8 images (H, W) or (H, W, C), -1 to 1; 1 only for identical ones.
 
     Wang, Bovik, Sheikh and Simoncelli, "Image quality assessment: from error visibility to structural similarity",
     IEEE Transactions on Image Processing 13(4), 2004: a Gaussian window of 11 x 11 pixels and sigma 1.5, population
@@ -45,25 +45,25 @@ def ssim(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def sharpness(picture: np.ndarray) -> float:
-    """Variance of the Laplacian of the grey values of uint8 (H, W, 3), which blur takes away (Pech-Pacheco et al.,
+    """Return the variance of the Laplacian of the grey values of uint8 (H, W, 3), which blur lowers (Pech-Pacheco et al.,
     "Diatom autofocusing in brightfield microscopy: a comparative study", 2000)."""
     return float(cv2.Laplacian(cv2.cvtColor(picture, cv2.COLOR_RGB2GRAY).astype(np.float32), cv2.CV_32F).var())
 
 
 def rms(a: np.ndarray, b: np.ndarray) -> float:
-    """Root mean square difference of uint8 images of one shape, 0 to 255."""
+    """Return the root mean square difference of uint8 images of one shape, 0 to 255."""
     return float(np.sqrt(np.mean(np.square(a.astype(np.float32) - b))))
 
 
 def shift(before: np.ndarray, after: np.ndarray) -> float:
-    """Pixels that grey images float32 (H, W) moved to the right (Kuglin and Hines, "The phase correlation image
+    """Return the pixels that grey images float32 (H, W) moved to the right (Kuglin and Hines, "The phase correlation image
     alignment method", 1975)."""
     window = cv2.createHanningWindow(before.shape[::-1], cv2.CV_32F)
     return cv2.phaseCorrelate(before, after, window)[0][0]
 
 
 def is_moving(v: float, w: float) -> bool:
-    """Whether a command (m/s, rad/s) moves the robot enough to judge the prediction of what follows."""
+    """Return whether a command (m/s, rad/s) moves the robot enough to judge the prediction of what follows."""
     return abs(v) > MOVING_V or abs(w) > MOVING_W
 
 

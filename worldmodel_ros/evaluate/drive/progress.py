@@ -10,10 +10,10 @@ _INTERVAL = 0.2   # s between two drawings
 
 
 class Progress:
-    """Draws one line on a terminal, over and over; a context manager, which clears the line at the end."""
+    """Redraws one line on a terminal; a context manager, which clears the line at the end."""
 
     def __init__(self, what: str, stream: TextIO | None = None) -> None:
-        self._what, self._stream = what, stream or sys.stderr  # what that is now, which may not be what it was at the import
+        self._what, self._stream = what, stream or sys.stderr  # as it is now: it may have changed since the import
         self._began, self._drawn = time.monotonic(), 0.0
         self._shown = self._stream.isatty()
 

@@ -1,4 +1,4 @@
-"""What an evaluation leaves behind: report.html, summary.json and the windows, in one folder."""
+"""The results of an evaluation: report.html, summary.json and the windows, in one folder."""
 from __future__ import annotations
 
 import json
@@ -15,7 +15,7 @@ from .verdict import Verdict, judge
 
 
 def write_results(out: Path, evaluations: Sequence[Evaluation], provenance: Mapping[str, Any]) -> dict:
-    """Write report.html and summary.json of one evaluation, or of two compared; returns the summary."""
+    """Write report.html and summary.json of one evaluation, or of two compared; return the summary."""
     verdicts = [judge(evaluation) for evaluation in evaluations]
     comparison = compare(*evaluations) if len(evaluations) == 2 else None
     summary = {'comparison': comparison and comparison.to_dict(),
@@ -26,7 +26,7 @@ def write_results(out: Path, evaluations: Sequence[Evaluation], provenance: Mapp
 
 
 def in_words(evaluations: Sequence[Evaluation], summary: dict) -> str:
-    """The result for a terminal."""
+    """Return the result as text for a terminal."""
     lines = [summary['comparison']['sentence']] if summary['comparison'] else []
     for evaluation, numbers in zip(evaluations, summary['evaluations']):
         subject, verdict = evaluation.subject, numbers['verdict']

@@ -1,4 +1,4 @@
-"""How long the parts of a tick take on a machine: measured here, or read from a file that was measured on the robot.
+"""Measures how long the parts of a tick take on this machine, or reads the times that were measured on the robot.
 
     python -m worldmodel_ros.evaluate.drive.step_times --out step_times.json      # on the robot
     worldmodel evaluate bag BAG --step-times step_times.json                # anywhere
@@ -29,7 +29,7 @@ class StepTimesError(ValueError):
 
 @dataclass(frozen=True)
 class MeasuredTimes:
-    """``ticks``: seconds of each of PARTS, in rows that were measured in one tick; ``denoise`` is one step of it."""
+    """``ticks``: seconds of each of PARTS, one row per measured tick; ``denoise`` is one step of it."""
 
     ticks: list[dict[str, float]]
     model: str
@@ -59,7 +59,7 @@ class MeasuredTimes:
 
 def measure(engine: Engine, model: str, ticks: int = TICKS, progress: Callable[[float], None] | None = None
             ) -> MeasuredTimes:
-    """Time ticks of two steps on noise, paced at the model's rate: a processor that rests in between is slower."""
+    """Time ticks of two steps on noise, paced at the model's rate: a processor that idles in between is slower."""
     from worldmodel_ros.machine import machine
     spec, session, rng = engine.spec, engine.open_session(), np.random.default_rng(0)
     engine.warm_up()

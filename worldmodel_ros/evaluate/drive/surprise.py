@@ -1,7 +1,7 @@
 """Where the model was wrong: moments of a recording at which it had predicted something else.
 
-The surprise of an image is how much worse it was predicted, one step before, than the autoencoder alone would have
-drawn it [dB]. What the autoencoder cannot draw is no surprise, and neither is a robot that stands still.
+The surprise of an image is how much worse it was predicted, one step before, than the autoencoder alone reconstructs
+it [dB]. What the autoencoder cannot reconstruct is no surprise, and neither is a robot that stands still.
 """
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 THRESHOLD = 3.5   # "modified z-score" above which a value is an outlier (Iglewicz and Hoaglin, 1993)
-GAP_S = 1.0       # what is nearer together is one moment
+GAP_S = 1.0       # windows closer together are one moment
 FEWEST = 3        # moments that are shown of every recording
-MIN_SCALE_DB = 0.25  # on a recording of hardly any surprise, noise is not to look like one
+MIN_SCALE_DB = 0.25  # keeps noise from looking like surprise on a recording with hardly any
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ class Moment:
 
 
 def limit(surprise_db: np.ndarray) -> float:
-    """The surprise [dB] beyond which a window is an outlier of this recording; needs one value at least."""
+    """Return the surprise [dB] beyond which a window is an outlier of this recording; needs at least one value."""
     median, scale = _location(surprise_db)
     return median + THRESHOLD * scale
 
 
 def scores(surprise_db: np.ndarray) -> np.ndarray:
-    """Robust z-scores (N,): distance from the recording's median in scaled median absolute deviations; NaN stays."""
+    """Return robust z-scores (N,): distance from the median in scaled median absolute deviations; NaN stays."""
     if not np.isfinite(surprise_db).any():
         return np.full(len(surprise_db), np.nan)
     median, scale = _location(surprise_db)
@@ -54,12 +54,12 @@ def scores(surprise_db: np.ndarray) -> np.ndarray:
 def _location(surprise_db: np.ndarray) -> tuple[float, float]:
     there = surprise_db[np.isfinite(surprise_db)]
     median = float(np.median(there))
-    # 1.4826 makes the deviation that of a normal distribution's standard deviation.
+    # 1.4826 scales the deviation to the standard deviation of a normal distribution.
     return median, max(MIN_SCALE_DB, 1.4826 * float(np.median(np.abs(there - median))))
 
 
 def moments(time_s: np.ndarray, episodes: np.ndarray, surprise_db: np.ndarray, count: int) -> list[Moment]:
-    """At most ``count`` moments in the order of time: the worst outliers, filled up to FEWEST with the next worst
+    """Return at most ``count`` moments in the order of time: the worst outliers, filled up to FEWEST with the next worst
     windows."""
     z = scores(surprise_db)
     high = np.flatnonzero(z > THRESHOLD)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from worldmodel_ros.control.ladder import Tier
 from .evaluation import Evaluation
 
-# Below this, the autoencoder alone loses more of the camera's images than the model's predictions do where it is
-# at home: 36 dB in the simulator's rooms, against some 27 dB of the predictions.
+# Below this, the autoencoder alone loses more of the camera's images than the model's predictions do in distribution: 36 dB in
+# the simulator's rooms, against some 27 dB of the predictions.
 FAMILIAR_DB = 28.0
 DEADLINE_SHARE = 0.95  # of the ticks by the best tier
 
@@ -30,7 +30,7 @@ class Verdict:
 
 
 def judge(evaluation: Evaluation) -> Verdict:
-    """Hold the numbers of one evaluation against what a robot would need."""
+    """Judge the numbers of one evaluation by what a robot would need."""
     level, sentence, remarks = _prediction(evaluation)
     for bad, text in (_policy(evaluation), _deadline(evaluation), _health(evaluation)):
         if text:

@@ -1,4 +1,4 @@
-"""Virtual clock, and a model that does nothing but take its time."""
+"""Virtual clock, and a stand-in for a model that only takes time."""
 from __future__ import annotations
 
 import functools
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class VirtualClock:
-    """A steady clock [s]; while it advances, what was scheduled is called at its own time, in order."""
+    """A steady clock [s]; while it advances, scheduled calls are made at their times, in order."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -28,12 +28,12 @@ class VirtualClock:
         return self.now
 
     def at(self, time: float, call: Callable[[], None]) -> None:
-        """Have ``call`` called at ``time``, as another thread would do it."""
+        """Schedule ``call`` for ``time``, as another thread would make it."""
         heapq.heappush(self._events, (time, self._count, call))
         self._count += 1
 
     def advance(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance by ``seconds``."""
         end = self.now + seconds
         while self._events and self._events[0][0] <= end:
             time, _, call = heapq.heappop(self._events)
@@ -42,15 +42,15 @@ class VirtualClock:
         self.now = end
 
     def next_event(self) -> float | None:
-        """When the next scheduled call is; None: there is none."""
+        """Return the time of the next scheduled call, None without one."""
         return self._events[0][0] if self._events else None
 
 
 class TimedEngine:
     """What the engine's worker needs of an engine, with measured times in place of a model.
 
-    Each observation takes the times of one measured tick as a whole, drawn with a seed; they go into step times of
-    the engine's own kind, so that the ladder predicts from them as it does on the robot.
+    Each observation takes the times of one measured tick as a whole, drawn with a seed; they are recorded in the
+    engine's own ``StepTimes``, so that the ladder predicts from them as on the robot.
     """
 
     def __init__(self, spec: Preset, measured: MeasuredTimes, clock: VirtualClock, seed: int = 0) -> None:
@@ -73,7 +73,7 @@ class TimedEngine:
 
 
 class TimedSession:
-    """The calls of a session, which only take their time."""
+    """The calls of a session, which only take time."""
 
     def __init__(self, engine: TimedEngine) -> None:
         self._engine, self.spec = engine, engine.spec
@@ -81,7 +81,7 @@ class TimedSession:
         self.timings: dict[str, float] = {}
 
     def reset(self) -> None:
-        """There is nothing to forget."""
+        """There is nothing to reset."""
 
     def observe(self, frame: np.ndarray, executed: np.ndarray) -> None:
         self._row = self._engine.draw()

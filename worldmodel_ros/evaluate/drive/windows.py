@@ -29,7 +29,7 @@ PACE_TOLERANCE = 0.5  # of the model's step period
 
 @dataclass(frozen=True)
 class Window:
-    """What was found at one tick. Lists over horizons hold those whose image came in time, at most a chunk's.
+    """The results of one tick. Lists over horizons hold those whose image came in time, at most a chunk's.
 
     ``actions`` (n, A): executed in the steps after the tick (SI units), under which the future was imagined; empty
     where the bag has no actions, and then nothing is imagined. ``moving``: whether the action that led to the
@@ -66,7 +66,7 @@ class Scene:
     """A window with its images, uint8 (H, W, 3): the tick's, the predicted and the seen ones of the same horizons.
 
     ``surprise`` is how badly the first of them was predicted [dB], known one tick later than the window itself;
-    ``branches``: the last image of each imagined branch, and of what really came under its name ''.
+    ``branches``: the last image of each imagined branch, and the true one under the name ''.
     """
 
     window: Window
@@ -78,7 +78,7 @@ class Scene:
 
 
 def scenes(engine: Engine, ticks: Iterable[Tick], has_actions: bool = True) -> Iterator[Scene]:
-    """The scene of every tick of a recording, in order. The same ticks give the same scenes, bit for bit, on one machine.
+    """Yield the scene of every tick of a recording, in order; the same ones bit for bit on one machine, for the same ticks.
 
     ``has_actions``: whether the ticks' actions are known; without them nothing can be imagined, and only the
     autoencoder and the plans are judged.
@@ -129,7 +129,7 @@ class _Runner:
         known = np.array([t.executed for t in later], np.float32).reshape(-1, self._spec.actions)
         if not self._has_actions:
             known = known[:0]
-        # A chunk that reaches beyond the episode goes on with its last action; that part is not used.
+        # A chunk that reaches beyond the episode repeats its last action; that part is not used.
         chunk = np.concatenate([known, np.repeat(known[-1:], size - len(known), 0)]) if len(known) else \
             np.tile(tick.executed, (size, 1))
         future = session.imagine(chunk)
@@ -151,7 +151,7 @@ class _Runner:
         return Scene(window, tick.image, predicted, seen, pictures, None)
 
     def _on_pace(self, tick: Tick, later: list[Tick]) -> list[Tick]:
-        """The later ticks up to the first that is not where the model's step period puts it."""
+        """The later ticks up to the first that is off the model's step period."""
         period = self._spec.step_period * NS
         kept = []
         for steps, other in enumerate(later, start=1):
@@ -167,7 +167,7 @@ class _Runner:
 
 
 def _rounded(value, digits: int = 5):
-    """Numbers of nested lists and dicts to what they are good for, which keeps the files small."""
+    """Round the numbers of nested lists and dicts, which keeps the files small."""
     if isinstance(value, float):
         return round(value, digits)
     if isinstance(value, dict):

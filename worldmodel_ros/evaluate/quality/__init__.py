@@ -1,5 +1,5 @@
 """
-What a model is worth in simulated rooms that no training has seen: prediction, questions, long rollouts, driving.
+Evaluation in simulated rooms that no training has seen: prediction, what-if questions, long rollouts, closed loop.
 
-Every number comes from seeds that are simulated afresh, outside those that training may use.
+Every number comes from freshly simulated seeds, outside those that training may use.
 """

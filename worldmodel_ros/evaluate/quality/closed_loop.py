@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SECONDS = 30.0  # that a robot has to reach its goal
 PERIOD = 0.1    # s, between two commands
 
-# Called once a tick with the world, its newest image, the command that was executed before it, and the goal; returns
+# Called once per tick with the world, its newest image, the command that was executed before it, and the goal; returns
 # the commands (K, 2) for this tick and those after it, before any limits.
 Driver = Callable[[World, np.ndarray, tuple[float, float], str], np.ndarray]
 
@@ -43,12 +43,12 @@ class Episode:
 
 
 def expert(world: World, frame: np.ndarray, executed: tuple[float, float], goal: str) -> np.ndarray:
-    """The rule that knows the true state."""
+    """Return the command of the rule that knows the true state."""
     return expert_action(world, goal)[None]
 
 
 def policy(engine: Engine, steps: int) -> Driver:
-    """The tick as it is deployed: plan, and check the plan by imagining it in so many steps."""
+    """Return the driver as deployed: plan, and check the plan by imagining it in ``steps``."""
     session = engine.open_session()
 
     def drive(world: World, frame: np.ndarray, executed: tuple[float, float], goal: str) -> np.ndarray:
@@ -58,7 +58,7 @@ def policy(engine: Engine, steps: int) -> Driver:
 
 
 def planner(engine: Engine) -> Driver:
-    """The best of several imagined branches."""
+    """Return the driver that takes the best of several imagined branches."""
     session = engine.open_session()
     planner = Planner(session)
 
@@ -69,13 +69,13 @@ def planner(engine: Engine) -> Driver:
 
 
 def drivers(engine: Engine) -> Mapping[str, Callable[[], Driver]]:
-    """What makes each driver again, by name."""
+    """Return a factory of each driver, by name."""
     return {'expert': lambda: expert, 'two_step': lambda: policy(engine, 2), 'one_step': lambda: policy(engine, 1),
             'planner': lambda: planner(engine)}
 
 
 def drive(seed: int, driver: Driver, image_size: tuple[int, int], seconds: float | None = None) -> Episode:
-    """One episode towards a goal drawn from ``seed``; it has SECONDS, or so many ``seconds``."""
+    """Drive one episode towards a goal drawn from ``seed``; it has SECONDS, or ``seconds``."""
     seconds = SECONDS if seconds is None else seconds
     world, limiter = World(seed=seed, image_size=image_size), TwistLimiter(LIMITS)
     goal = COLOURS[int(np.random.default_rng(seed).integers(len(COLOURS)))]

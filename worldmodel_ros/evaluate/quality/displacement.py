@@ -1,4 +1,4 @@
-"""From where was an imagined image taken? The pose whose true view is most like it, in the true room."""
+"""From where was an imagined image taken? The pose in the true room whose view is most like it."""
 from __future__ import annotations
 
 import math
@@ -14,16 +14,16 @@ SIZE = (64, 64)  # of the views that are compared, whatever the model's images
 # Where the search begins, relative to the true pose: m ahead, m to the left, rad of yaw.
 _GRID = tuple(product((-0.25, 0.0, 0.25), (-0.2, 0.0, 0.2), np.radians(range(-32, 33, 8))))
 _STEPS = ((0.12, 4.0), (0.06, 2.0), (0.03, 1.0), (0.015, 0.5))  # m and deg, of its moves
-_BLUR = 2.0      # pixels, for the first places and moves: imagined edges are soft, and sharp ones hide the way
+_BLUR = 2.0      # pixels, for the first poses and moves: imagined edges are soft, and sharp ones hide the direction
 
 
 def find_pose(picture: np.ndarray, drive: Drive, frame: int) -> tuple[float, float]:
-    """How far, m and deg of yaw, that pose is from the robot's true one at ``frame``.
+    """Return how far, in m and deg of yaw, that pose is from the robot's true one at ``frame``.
 
     The best of a grid of poses around the true one is improved by a pattern search (Hooke and Jeeves, "Direct search
-    solution of numerical and statistical problems", 1961), to 15 mm and half a degree. Of views from known poses, it
-    finds 90 % to 0.15 m and 6 degrees (median 0.03 m and 0.6 degrees); an image of no place in the room gives some
-    pose too.
+    solution of numerical and statistical problems", 1961), to 15 mm and half a degree. For views from known poses, it
+    finds 90 % to 0.15 m and 6 degrees (median 0.03 m and 0.6 degrees); an image of no place in the room also gives some
+    pose.
     """
     world = World(drive.seed, SIZE)
     world.restore(drive.snapshots[frame])
@@ -45,7 +45,7 @@ def find_pose(picture: np.ndarray, drive: Drive, frame: int) -> tuple[float, flo
 
 
 def _improve(cost, pose: np.ndarray, metres: float, radians: float) -> np.ndarray:
-    """The pattern search with moves of one size. A step to the side looks much like a turn: they are tried together."""
+    """The pattern search with moves of one size. A step to the side looks much like a turn, so both are tried together."""
     moves = np.array([(metres, 0, 0), (0, metres, 0), (0, 0, radians), (0, metres, -radians), (0, metres, radians),
                       (metres, 0, radians), (metres, 0, -radians)])
     best, improved = cost(pose), True

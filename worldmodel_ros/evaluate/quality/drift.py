@@ -18,21 +18,21 @@ from .horizons import context_of
 from .imagination import Imagination, Memory
 
 SECONDS = 600.0
-ENDS = 0.2                             # share of the way that counts as its beginning, and as its end
+ENDS = 0.2                             # share of the rollout that counts as its beginning, and as its end
 PICTURES = (0.0, 60.0, 120.0, 300.0, 600.0)  # s, of the strip
 MIX = {'expert': 1.0}
 FORKS = ('left', 'right')
 _FORKS = 12                            # at each end
-_BINS = 6                              # a channel, of the histogram of colours
+_BINS = 6                              # per channel, of the histogram of colours
 _TURN = 0.3                            # rad/s, at least, for a turn that moves the image by more than the shift's error
 
 
 def drift_record(seed: int, model: Imagination, seconds: float = SECONDS, drive: Drive | None = None
                  ) -> tuple[dict, np.ndarray]:
-    """How the end of a long rollout compares with its beginning, and the same of the true episode.
+    """Return how the end of a long rollout compares with its beginning, and the same for the true episode.
 
-    ``imagined`` and ``true`` of the record: see ``_Observer.compare``. Returns with it a strip of images, uint8
-    (2, N, H, W, 3), as they came and as they were imagined, at PICTURES. ``drive``: the true episode, if it is there already.
+    ``imagined`` and ``true`` of the record: see ``_Observer.compare``. Also returns a strip of images, uint8
+    (2, N, H, W, 3), true and imagined, at PICTURES. ``drive``: the true episode, if already recorded.
     """
     spec, context = model.spec, context_of(model.spec)
     steps = drift_steps(spec, seconds)
@@ -60,12 +60,12 @@ def drift_record(seed: int, model: Imagination, seconds: float = SECONDS, drive:
 
 
 def drift_steps(spec: VideoPreset, seconds: float) -> int:
-    """Frames of a long rollout, whole chunks."""
+    """Return the frames of a long rollout, in whole chunks."""
     return round(seconds / spec.step_period) // spec.chunk_frames * spec.chunk_frames
 
 
 def _imagined_fork(model: Imagination, memory: Memory) -> float:
-    """How much the images differ, root mean square, to which a chunk to the left and one to the right lead."""
+    """Root mean square difference of the images to which a chunk to the left and one to the right lead."""
     actions = np.stack([maneuver(name, model.spec.chunk_frames) for name in FORKS])
     latents, _ = model.roll(memory.branches(len(FORKS)), actions, TWO_STEP, keep=False)
     return rms(*model.decode(latents[:, -1], latents[:, -2]))
@@ -90,7 +90,7 @@ class _Observer:
         self._step, self._last = 0, None
 
     def fork(self, step: int, difference: float) -> None:
-        """Take how much left and right differed from before this step on."""
+        """Record how much left and right differed from before this step on."""
         for name, steps in self._ends.items():
             if step in steps:
                 self._forks[name].append(difference)
@@ -108,7 +108,7 @@ class _Observer:
         self._step, self._last = self._step + 1, grey
 
     def compare(self) -> dict:
-        """``sharpness``: mean; ``colours``: mean and standard deviation of each channel;
+        """Return ``sharpness``: mean; ``colours``: mean and standard deviation of each channel;
         ``response``: pixels that the image moves sideways in a step for each rad/s of turn; ``fork``: difference of what a
         chunk to the left and one to the right lead to, root mean square. Each at the beginning and the end.
         ``histogram_distance``: between the two, from 0 to 1."""
@@ -123,8 +123,8 @@ class _Observer:
 def _slope(pairs: list[tuple[float, float]]) -> float:
     """Median of shift over turn, of the steps that turn; 0 without such a step.
 
-    Before a bare wall the correlation of two images peaks anywhere, and a few shifts of half an image outweigh all
-    others in a least-squares fit: of four true episodes, which do not drift, that found ratios from 0.77 to 1.84 (90 %
+    In front of a bare wall the correlation of two images peaks anywhere, and a few shifts of half an image outweigh all
+    others in a least-squares fit: for four true episodes, which do not drift, that found ratios from 0.77 to 1.84 (90 %
     of draws out of 24 episodes), the median from 0.97 to 1.01. A long rollout that shows nothing for most of the time has none.
     """
     turns, shifts = np.array(pairs).T

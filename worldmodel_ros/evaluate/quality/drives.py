@@ -43,13 +43,13 @@ class Drive:
     snapshots: tuple[np.ndarray, ...]
 
     def goal(self, start: int, steps: int) -> int:
-        """Which of COLOURS the driver drives to from frame ``start`` on, for so many steps at least; or NO_GOAL."""
+        """Return which of COLOURS the driver drives to from frame ``start`` on, for at least ``steps``; or NO_GOAL."""
         goals = set(self.goals[start:start + steps].tolist())
         return goals.pop() if len(goals) == 1 else NO_GOAL
 
     def is_moving(self, start: int, steps: int) -> bool:
-        """Whether the robot really moves in most of the ``steps`` steps after frame ``start``; one that is commanded to
-        drive on into a wall does not."""
+        """Return whether the robot really moves in most of the ``steps`` steps after frame ``start``; one that is commanded
+        to drive on into a wall does not."""
         x, y, yaw = np.diff(self.poses[start:start + steps + 1], axis=0).T / PERIOD
         turns = np.remainder(yaw * PERIOD + np.pi, 2 * np.pi) - np.pi
         moves = [is_moving(*motion) for motion in zip(np.hypot(x, y).tolist(), (turns / PERIOD).tolist())]
@@ -57,7 +57,7 @@ class Drive:
 
 
 def objects_from_camera(world: World) -> np.ndarray:
-    """Bearing (rad, in the axes of base_link) and distance (m, horizontal) of each object from the camera, (4, 2)."""
+    """Return bearing (rad, in base_link's axes) and distance (m, horizontal) of each object from the camera, (4, 2)."""
     x, y, yaw = world.pose
     dx, dy, _ = world.scene.camera_offset
     ahead = CAMERA_X + dx
@@ -72,7 +72,7 @@ def objects_from_camera(world: World) -> np.ndarray:
 
 def record_drive(seed: int, frames: int, image_size: tuple[int, int], mix: Mapping[str, float] = DEFAULT_MIX
                  ) -> Drive:
-    """Drives a seed's room by the drivers that training data is collected with; ``mix``: their names and weights."""
+    """Record an episode in a seed's room, by the drivers of the training data; ``mix``: their names and weights."""
     arrays = {name: np.zeros(shape[1:], dtype)
               for name, (shape, dtype) in array_shapes(1, frames, image_size).items() if len(shape) > 1}
     world, witness = World(seed, image_size), _Witness()
@@ -83,7 +83,7 @@ def record_drive(seed: int, frames: int, image_size: tuple[int, int], mix: Mappi
 
 
 class _Witness:
-    """Notes the world's whole state whenever a driver is asked, which is at every frame."""
+    """Records the world's whole state whenever a driver is called, which is at every frame."""
 
     def __init__(self) -> None:
         self.snapshots: list[np.ndarray] = []
@@ -91,7 +91,7 @@ class _Witness:
         self.goals: list[int] = []
 
     def next_to(self, make: Callable[[np.random.Generator], Driver]) -> Callable[[np.random.Generator], Driver]:
-        """A driver's maker whose drivers are watched."""
+        """Wrap a driver's factory so that its drivers are watched."""
         def watched(rng: np.random.Generator) -> Driver:
             driver = make(rng)
 
@@ -117,7 +117,7 @@ class Branch:
 
 
 def drive_branch(drive: Drive, start: int, commands: np.ndarray, period: float) -> Branch:
-    """Really drives ``commands`` (K, 2) from frame ``start`` on, each for ``period`` s, within the robot's accelerations."""
+    """Drive ``commands`` (K, 2) from frame ``start`` on in truth, each for ``period`` s, within the robot's accelerations."""
     world = World(drive.seed, drive.frames.shape[1:3])
     world.restore(drive.snapshots[start])
     limiter, previous = TwistLimiter(LIMITS), tuple(drive.actions[start].tolist())
@@ -134,7 +134,7 @@ def drive_branch(drive: Drive, start: int, commands: np.ndarray, period: float) 
 
 
 def execute(world: World, previous: tuple[float, float], command: tuple[float, float], period: float) -> bool:
-    """One period, which begins under the command before; whether anything was hit."""
+    """Simulate one period, which begins under the previous command; return whether anything was hit."""
     world.step(previous, COMMAND_DELAY)
     hit = world.collided
     world.step(command, period - COMMAND_DELAY)
@@ -143,7 +143,7 @@ def execute(world: World, previous: tuple[float, float], command: tuple[float, f
 
 def resimulate(drive: Drive, start: int, steps: list[int], period: float, nominal_gains: bool) -> np.ndarray:
     """
-    Images (len(steps), H, W, 3), so many periods after frame ``start``, under the commands that were executed: the bound of
+    Return images (len(steps), H, W, 3), ``steps`` periods after frame ``start``, under the executed commands: the bound of
     what can be predicted from the camera.
 
     A command begins a random latency after its frame, which no camera shows. A simulator that knows the room, the robot and

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from ...model.presets import SequencePreset
 
 HORIZONS = (0.4, 1.0, 2.0, 5.0)  # s
-CONTEXT = 24                     # frames that a session has seen at a start, of a model with a window of 16: it is full
-SPACING = 29                     # frames between starts, all but independent of each other
+CONTEXT = 24                     # frames that a session has seen at a start, for a model with a window of 16: it is full
+SPACING = 29                     # frames between starts, nearly independent of each other
 SAMPLERS: dict[str, Steps] = {'two_step': TWO_STEP, 'one_step': ONE_STEP}
 STRIP = ('truth', 'two_step', 'one_step', 'teacher')
-# These draw on the network that serves as the teacher.
+# These use the network that serves as the teacher.
 TEACHERS: dict[str, Steps] = {'teacher': TEACHER, 'truncated': TRUNCATED, 'truncated_one_step': TRUNCATED_ONE}
-_POSED = ('two_step', 'one_step', 'teacher')  # whose images are asked where they were taken
+_POSED = ('two_step', 'one_step', 'teacher')  # whose images' poses are searched for
 
 
 def steps_of(horizon: float, period: float) -> int:
@@ -34,26 +34,26 @@ def steps_of(horizon: float, period: float) -> int:
 
 
 def context_of(spec: SequencePreset) -> int:
-    """CONTEXT for what a model sees."""
+    """Return CONTEXT for a model's own ``context_frames``."""
     return spec.context_frames + CONTEXT - 16
 
 
 def starts(drive: Drive, ahead: int, context: int = CONTEXT) -> range:
-    """Frames of an episode after which a session with ``context`` frames is asked for ``ahead`` more."""
+    """Return the frames of an episode after which a session with ``context`` frames is asked for ``ahead`` more."""
     return range(context - 1, len(drive.frames) - ahead, SPACING)
 
 
 def drive_frames(period: float, count: int, context: int = CONTEXT) -> int:
-    """Length of an episode that has ``count`` starts."""
+    """Return the length of an episode that has ``count`` starts."""
     return context + steps_of(HORIZONS[-1], period) + (count - 1) * SPACING
 
 
 def horizon_records(drive: Drive, student: Imagination, teacher: Imagination, deployed: Engine | None
                     ) -> tuple[list[dict], dict[str, np.ndarray]]:
-    """One record for each start, horizon and way to predict: see ``_records``. ``deployed`` runs on its own back end.
+    """Return one record for each start, horizon and way to predict: see ``_records``. ``deployed`` runs on its own back end.
 
-    With them strips, uint8 (rows, 1 + horizons, H, W, 3): the last image that was seen and those that follow, as
-    they came and as each of STRIP predicted them; from the first start, and from the one at which two steps did worst.
+    Also returns strips, uint8 (rows, 1 + horizons, H, W, 3): the last seen image and those that follow, true and as each
+    of STRIP predicted them; from the first start, and from the one at which two steps did worst.
     """
     spec = student.spec
     wanted = [steps_of(horizon, spec.step_period) for horizon in HORIZONS]
@@ -79,7 +79,7 @@ def horizon_records(drive: Drive, student: Imagination, teacher: Imagination, de
 
 
 def gain(records: list[dict], start: int) -> float:
-    """dB of two steps over copying from a start, mean over the horizons that count; infinite where none does."""
+    """Return the dB of two steps over copying from a start, mean over the horizons that count; infinite if none does."""
     means = {way: [r['psnr_db'] for r in records if r['start'] == start and r['way'] == way and r['moving']]
              for way in ('two_step', 'copy_last')}
     return float(np.mean(means['two_step']) - np.mean(means['copy_last'])) if means['two_step'] else math.inf
@@ -96,7 +96,7 @@ def _streams(drive: Drive, moments: range, ahead: int, chunk: int, context: int)
 
 def _imagined(model: Imagination, samplers: dict[str, Steps], seen: np.ndarray, executed: np.ndarray,
               later: np.ndarray, wanted: list[int]) -> dict[str, np.ndarray]:
-    """Images (N, horizons, H, W, 3) by each sampler. Every start's stream has a noise of its own."""
+    """Images (N, horizons, H, W, 3) by each sampler. Every start's stream has its own noise."""
     memory = model.observe(seen, executed, tuple(range(len(seen))))
     found = {}
     for name, sampler in samplers.items():
@@ -120,7 +120,7 @@ def _deployed(engine: Engine, seen: np.ndarray, executed: np.ndarray, later: np.
 
 
 def finish(units: Iterator):
-    """What a generator returns in the end."""
+    """Run a generator to its end and return its value."""
     while True:
         try:
             next(units)
@@ -135,11 +135,11 @@ def _through_vae(model: Imagination, frames: np.ndarray) -> np.ndarray:
 
 
 def _records(drive: Drive, start: int, steps: int, horizon: float, pictures: dict[str, np.ndarray]) -> Iterator[dict]:
-    """By the name of each way to predict: how near its image is to the true one, and where things are in it.
+    """Yield for each way to predict: how near its image is to the true one, and where things are in it.
 
     ``objects``: of each object that is visible in the true image, (whether it was at the start too, error of the
-    bearing in deg, estimated over true distance); None where it was not found or, of distances, is cut off. ``goal``:
-    which of them the driver has driven to all the way, None for none.
+    bearing in deg, estimated over true distance); None where it was not found or, for distances, is cut off. ``goal``:
+    which of them the driver drove to all the way, None for none.
     """
     end = start + steps
     true = drive.frames[end]

@@ -3,7 +3,7 @@ Open-loop predictions of many moments in one batch, as a session would make each
 
 ``Session.what_if`` asks its back end for one robot's pass at a time. Here the same passes, with the same window, commits
 and noise, are made for a batch of moments by ``model.rollout``, because a 32-step teacher five seconds ahead takes more
-than four hundred of them. A test holds the two to the same numbers.
+than four hundred of them. A test checks that both give the same numbers.
 """
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Imagination:
     def roll(self, memory: Memory, actions: np.ndarray, steps: Steps, keep: bool = True) -> tuple[Tensor, Memory | None]:
         """
         Return latents (B, N, h, w, Z) under actions (B, N, A), chunk by chunk, each committed before the next, and the
-        memory after them, to go on from; None unless ``keep``.
+        memory after them, to continue from; None unless ``keep``.
 
         N is a multiple of chunk_frames.
         """

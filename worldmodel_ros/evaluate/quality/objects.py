@@ -29,7 +29,7 @@ class Sighting:
 
 
 def find_objects(picture: np.ndarray, scene: Scene) -> dict[str, Sighting]:
-    """The objects that are seen in a square image uint8 (H, H, 3), by colour; ``scene`` tells camera and sizes."""
+    """Return the objects seen in a square image uint8 (H, H, 3), by colour; ``scene`` gives camera and sizes."""
     hsv = cv2.cvtColor(picture.astype(np.float32) / 255.0, cv2.COLOR_RGB2HSV)
     hue, saturation, value = hsv[..., 0] / 360.0, hsv[..., 1], hsv[..., 2]
     coloured = np.clip((saturation - _SATURATION[0]) / (_SATURATION[1] - _SATURATION[0]), 0.0, 1.0)

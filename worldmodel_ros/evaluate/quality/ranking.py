@@ -1,4 +1,4 @@
-"""What if: is the imagined future that is most like a true one that of the branch which was really driven?"""
+"""What-if ranking: is the imagined future nearest to a true branch's that of the same branch?"""
 from __future__ import annotations
 
 from itertools import combinations
@@ -14,12 +14,12 @@ from .imagination import Imagination
 
 HORIZON = 1.0  # s
 SAMPLERS = {'two_step': TWO_STEP, 'one_step': ONE_STEP}
-# Branches are told apart if the robot ends in places so far from each other: m, and m a rad of yaw.
+# Branches are told apart if the robot's end poses are this far from each other: m, and m per rad of yaw.
 DECISIVE, _METRES_PER_RADIAN = 0.05, 0.5
 
 
 def ranking_records(drive: Drive, model: Imagination) -> list[dict]:
-    """One record for each moving start, sampler and branch that the truth tells from all others: see ``_ranks``."""
+    """Return one record for each moving start, sampler and branch that truly differs from all others: see ``_ranks``."""
     spec = model.spec
     steps, context = steps_of(HORIZON, spec.step_period), context_of(spec)
     moments = [s for s in starts(drive, steps_of(HORIZONS[-1], spec.step_period), context)
@@ -31,7 +31,7 @@ def ranking_records(drive: Drive, model: Imagination) -> list[dict]:
     memory = model.observe(np.stack([drive.frames[s - context + 1:s + 1] for s in moments]),
                            np.stack([drive.actions[s - context + 1:s + 1] for s in moments]),
                            tuple(range(len(moments)))).branches(len(MANEUVERS))
-    # The sequences that the robot really executed, not those that were asked for.
+    # The actions that the robot executed, not those that were commanded.
     actions = np.stack([truth[start][name].actions for start in moments for name in MANEUVERS])
     actions = np.concatenate([actions, np.repeat(actions[:, -1:], -steps % spec.chunk_frames, 1)], 1)
     records = []
@@ -49,7 +49,7 @@ def _ranks(imagined: dict[str, np.ndarray], truth: dict[str, Branch]) -> list[di
     """For each true branch that differs from all others: which imagined image is nearest to its last one.
 
     ``sensitivity``: how much the imagined branches differ from each other, root mean square, over how much the true ones
-    do; 1 is as much, 0 a model that does not heed the action. ``contact``: whether anything is hit on the true branch.
+    do; 1 is as much, 0 a model that ignores the action. ``contact``: whether anything is hit on the true branch.
     """
     pairs = list(combinations(truth, 2))
     true_difference = np.mean([rms(truth[a].frames[-1], truth[b].frames[-1]) for a, b in pairs])

@@ -1,6 +1,6 @@
-"""The whole evaluation: independent jobs, each of one room and one part, in as many processes as are wanted.
+"""Runs the evaluation: independent jobs, each of one room and one part, in any number of processes.
 
-A job's result depends on its seed, the model and the machine alone, never on how jobs were shared out.
+A job's result depends only on its seed, the model and the machine, never on how jobs are distributed.
 """
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .horizons import gain
 from .seeds import QualityError
 from .task import DEFINITIONS, PARTS, Task
 
-STARTS = 5        # an episode
+STARTS = 5        # per episode
 STRIPS = 3        # rooms that are shown, of the first and of the worst
 
 
@@ -38,11 +38,11 @@ class Result:
 
 def evaluate(task: Task, workers: int = 1, progress: Callable[[float], None] = lambda share: None
              ) -> tuple[dict, dict[str, np.ndarray]]:
-    """The numbers, and strips of images by name. Raises ModelError and QualityError.
+    """Return the numbers, and strips of images by name. Raises ModelError and QualityError.
 
-    A job that fails otherwise costs its own numbers alone: ``failed`` names it, with what went wrong.
+    A job that fails otherwise loses only its own numbers: ``failed`` names it, with its error.
     """
-    models = _open(task)  # also where a model is exported, once, before the workers need it
+    models = _open(task)  # also exports a model once, before the workers need it
     jobs = _jobs(task)
     results: dict[Job, Result | Exception] = {}
     for job, result in _run(task, jobs, workers):
@@ -98,7 +98,7 @@ def _attempt(task: Task, job: Job) -> Result | Exception:
         return _work(task, job)
     except QualityError:
         raise
-    except Exception as error:  # whatever it is, the other rooms are judged, and this one is named
+    except Exception as error:  # whatever it is, judge the other rooms, and name this one
         traceback.print_exc()
         return error
 
@@ -120,7 +120,7 @@ def _work(task: Task, job: Job) -> Result:
     recorded = record_drive(job.seed, drive_frames(spec.step_period, STARTS, context_of(spec)), spec.image_size)
     if job.part == 'what_if':
         return Result(ranking_records(recorded, models.student))
-    # On a GPU robots run the very network that the other numbers are of.
+    # On a GPU, robots run the same network that the other numbers are of.
     deployed = None if models.engine.backend.name in ('torch-cpu', 'torch-cuda') else models.engine
     return Result(*horizon_records(recorded, models.student, models.teacher, deployed))
 
@@ -134,7 +134,7 @@ class _Models:
 
 @lru_cache(maxsize=1)
 def _open(task: Task) -> _Models:
-    """The task's models, once a process."""
+    """The task's models, loaded once per process."""
     import torch
 
     from ...engine import load

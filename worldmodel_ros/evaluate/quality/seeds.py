@@ -1,4 +1,4 @@
-"""Which seeds may be judged on: those that no training has ever drawn from."""
+"""Seeds that may be judged on: those that no training has ever drawn from."""
 from __future__ import annotations
 
 from ...sim.rollout import TRAINING_SEEDS
@@ -9,7 +9,7 @@ class QualityError(ValueError):
 
 
 def parse_seeds(text: str) -> range:
-    """Seeds from A up to but not including B of ``A:B``. Raises QualityError, also for seeds that training may use."""
+    """Return the seeds A to B - 1 of ``A:B``. Raises QualityError, also for seeds that training may use."""
     first, _, end = text.partition(':')
     try:
         seeds = range(int(first), int(end))

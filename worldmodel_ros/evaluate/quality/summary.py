@@ -1,4 +1,4 @@
-"""From records to the numbers of one report: means over what was judged, with intervals over rooms."""
+"""Computes the numbers of one report from records: means over what was judged, with intervals over rooms."""
 from __future__ import annotations
 
 from collections import Counter
@@ -11,7 +11,7 @@ from .ranking import HORIZON as RANKING_HORIZON
 
 WITHIN_DEG = 5.0
 MISSED_DEG = 90.0  # the error that stands for an object that is not in the image at all: the whole field of view
-# Of each horizon, what is held against what: gain in dB of the first over the second, on the same moments.
+# What is compared at each horizon: gain in dB of the first over the second, on the same moments.
 _PAIRS = {'two_step_over_copy_last': ('two_step', 'copy_last'), 'one_step_over_copy_last': ('one_step', 'copy_last'),
           'two_step_over_teacher': ('two_step', 'teacher'), 'one_step_over_teacher': ('one_step', 'teacher'),
           'two_step_over_truncated': ('two_step', 'truncated'),
@@ -20,7 +20,7 @@ _PAIRS = {'two_step_over_copy_last': ('two_step', 'copy_last'), 'one_step_over_c
 
 
 def horizons(records: list[dict]) -> dict:
-    """By horizon and way to predict: see ``_way``; ``gains_db``: paired differences with intervals."""
+    """Return numbers by horizon and way to predict: see ``_way``; ``gains_db``: paired differences with intervals."""
     found = {}
     for horizon in HORIZONS:
         rows = [r for r in records if r['horizon'] == horizon and r['moving']]
@@ -31,7 +31,7 @@ def horizons(records: list[dict]) -> dict:
 
 
 def by_driver(records: list[dict]) -> dict:
-    """The two-step numbers of episodes by the expert, and of the others."""
+    """Return the two-step numbers of episodes by the expert, and of the others."""
     parts = {'expert': [r for r in records if r['driver'] == 'expert'],
              'others': [r for r in records if r['driver'] != 'expert']}
     return {name: {horizon: {way: values[way] for way in ('copy_last', 'two_step', 'simulator') if way in values}
@@ -68,8 +68,8 @@ def _bearings(objects: list[tuple]) -> dict:
 
 
 def what_if(records: list[dict]) -> dict:
-    """``what_if_ranking`` of two steps, and all that tells how the branches are told apart; ``contact``, ``free``: of
-    branches on which something is hit, and of the others."""
+    """Return ``what_if_ranking`` of two steps, and details of how branches are told apart; ``contact``, ``free``: of branches
+    on which something is hit, and of the others."""
     details = {}
     for way in dict.fromkeys(r['way'] for r in records):
         rows = [r for r in records if r['way'] == way]
@@ -86,7 +86,7 @@ def what_if(records: list[dict]) -> dict:
 
 
 def drift(records: list[dict]) -> dict:
-    """Ratios of the end to the beginning, over all long rollouts; 1 is no drift. ``true``: the same of the true episodes.
+    """Return ratios of the end to the beginning, over all long rollouts; 1 is no drift. ``true``: of the true episodes.
 
     ``colour_ratio``: of the six means and standard deviations of the channels, the one that changed most.
     ``..._of_true``: the long rollouts' over the true episodes', at the beginning and at the end.
@@ -121,8 +121,8 @@ def _ratio(a: float, b: float) -> float | None:
 
 
 def closed_loop(records: list[dict]) -> dict:
-    """By driver: ``success``, the share that reached the goal in time; ``seconds``, the median of those; ``collisions``,
-    steps with a contact per episode; ``jump_...``: see closed_loop.Episode."""
+    """Return by driver: ``success``, the share that reached the goal in time; ``seconds``, the median of those;
+    ``collisions``, steps with a contact per episode; ``jump_...``: see closed_loop.Episode."""
     found = {}
     for name in dict.fromkeys(r['driver'] for r in records):
         rows = [r for r in records if r['driver'] == name]
@@ -148,7 +148,7 @@ def _rooms(rows: list[dict]) -> list[int]:
 
 
 def _labels(rooms: list[int]) -> np.ndarray:
-    """Moments of one room share what is easy or hard about it: they are drawn together."""
+    """Moments of one room share what is easy or hard about it, so they are drawn together."""
     return np.unique(rooms, return_inverse=True)[1]
 
 

@@ -1,4 +1,4 @@
-"""What is to be judged, and what the words of the result mean."""
+"""What to judge, and the definitions of the result's terms."""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -27,8 +27,8 @@ DEFINITIONS = {
 @dataclass(frozen=True)
 class Task:
     """``model``, ``teacher``: shipped models or folders; no teacher: the model's own flow, in 32 steps. ``backend``: what
-    robots run, which drives the closed loop and is held against float32. ``dreams``: in how many of the rooms, the first
-    ones; one takes as long as all the rest of a room."""
+    robots run, which drives the closed loop and is compared with float32. ``dreams``: number of rooms with a long rollout,
+    the first ones; one takes as long as all the rest of a room."""
 
     seeds: range
     model: str = 'tiny'

@@ -1,4 +1,4 @@
-"""Open-loop predictions of a model over tiles: its sessions on pages make them, one after the other, as robots' do."""
+"""Open-loop predictions of a model with tiles, made by its paged sessions one after the other, as on robots."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ from .imagination import Imagination
 
 @dataclass(frozen=True, eq=False)
 class SessionMemory:
-    """Moments of sessions, a stream each, which hold their pages; ``newest`` is their newest frame, ``latent`` (B, h, w, Z)."""
+    """Moments of sessions, one a stream, which hold their pages; ``newest`` is their newest frame, ``latent`` (B, h, w, Z)."""
 
     sessions: tuple[Session, ...]
     moments: tuple[Moment, ...]
@@ -35,8 +35,8 @@ class SessionMemory:
 
 
 class TiledImagination(Imagination):
-    """As ``Imagination``, for at most ``streams`` at a time: those observed before are over when new ones are. ``backend`` runs
-    the model; None: in float32."""
+    """Like ``Imagination``, for at most ``streams`` at a time: observing new ones closes earlier ones. ``backend`` runs the
+    model; None: in float32."""
 
     def __init__(self, model: WorldModel, folder: Path, streams: int, backend: TorchBackend | None = None) -> None:
         self.model, self.spec = model, model.preset

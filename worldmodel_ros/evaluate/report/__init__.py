@@ -1,5 +1,5 @@
 """
-The report of an evaluation: one HTML page that needs nothing but itself, no network and no scripts.
+The report of an evaluation: one self-contained HTML page, without network access or scripts.
 
 The numbers come from ``evaluate.drive``.
 """

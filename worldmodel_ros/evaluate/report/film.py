@@ -20,7 +20,7 @@ def row(title: str, note: str = '') -> str:
 
 
 def strip(shown: list[tuple[Run, Scene]]) -> str:
-    """One moment: what came, what each run predicted, where that was wrong, and where copying is.
+    """Return one moment: the true images, what each run predicted, where that was wrong, and where copying is.
 
     All scenes are of the same moment.
     """

@@ -27,7 +27,7 @@ def _one(run: Run, named: bool) -> str:
 
 
 def _where(evaluation: Evaluation, finding: Finding) -> str:
-    """When it happened, where that is on the recording's own time."""
+    """When it happened, if that is within the recording's own time."""
     if not len(evaluation.columns):
         return ''
     times = [(stamp - int(evaluation.columns['stamp_ns'][0])) / NS for stamp in finding.first_stamps]

@@ -1,4 +1,4 @@
-"""Small pieces of HTML: text, tables, images as data; and how the one or two evaluations of a report are called in it."""
+"""Small pieces of HTML: text, tables, images as data; and the names of the one or two evaluations of a report."""
 from __future__ import annotations
 
 import base64
@@ -13,7 +13,7 @@ from worldmodel_ros.evaluate.drive.compare import names
 from worldmodel_ros.evaluate.drive.evaluation import Evaluation
 
 JPEG_QUALITY = 92
-DIFFERENCE_WHITE = 96  # of 255: a difference that is drawn as bright as can be
+DIFFERENCE_WHITE = 96  # of 255: a difference that is drawn at full brightness
 
 KINDS = ('a', 'b')  # style classes, in the order of the evaluations
 
@@ -84,7 +84,7 @@ def number(value: float | None, digits: int = 1, unit: str = '') -> str:
 
 
 def signed(value: float | None, digits: int = 1, unit: str = '') -> str:
-    """A number with its sign always."""
+    """A number that always has its sign."""
     return '&ndash;' if value is None else f'{value:+.{digits}f}{unit and "&#8239;" + unit}'.replace('-', '&minus;')
 
 

@@ -1,4 +1,4 @@
-"""Puts the page together."""
+"""Assembles the page."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ CONTENTS = (('compare', 'Comparison'), ('goals', 'Goals'), ('prediction', 'Predi
 
 def render(evaluations: Sequence[Evaluation], verdicts: Sequence[Verdict], comparison: Comparison | None,
            provenance: Mapping[str, Any]) -> str:
-    """The page of one evaluation or of two; ``provenance``: command, time, machine and versions."""
+    """Return the page of one evaluation or of two; ``provenance``: command, time, machine and versions."""
     shown, verdicts = runs(evaluations), list(verdicts)
     title = comparison.sentence if comparison else verdicts[0].sentence
     contents = ''.join(f'<li><a href="#{anchor}">{name}</a></li>' for anchor, name in CONTENTS
@@ -36,7 +36,7 @@ def render(evaluations: Sequence[Evaluation], verdicts: Sequence[Verdict], compa
             commands(shown), what_if(shown), forecast(shown), deadline(shown), health(shown)]
     return ('<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
-            # The browser itself sees to it that nothing else is needed; no icon, so that none is asked for.
+            # The browser itself enforces that nothing else is loaded; no icon, so that none is requested.
             '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:; '
             'style-src \'unsafe-inline\'">'
             '<link rel="icon" href="data:,">'

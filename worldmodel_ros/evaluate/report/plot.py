@@ -57,7 +57,7 @@ class Plot:
         self._parts.append(f'<path class="line {kind}" d="{"".join(pieces)}"/>')
 
     def dots(self, xs: Sequence[float], ys: Sequence[float], kind: str, titles: Sequence[str]) -> None:
-        """Points, each with a text that shows when it is pointed at."""
+        """Points, each with a tooltip."""
         for x, y, title in zip(xs, ys, titles):
             self._parts.append(f'<circle class="dot {kind}" cx="{self.px(x):.1f}" cy="{self._clipped(y):.1f}" r="3.5">'
                                f'<title>{title}</title></circle>')
@@ -110,7 +110,7 @@ class Plot:
             f'<text x="{column:.1f}" y="{row + 3.8:.1f}" text-anchor="middle">{text}</text></a>')
 
     def svg(self, title: str, wide: bool = False) -> str:
-        """The element; ``title`` says to those who cannot see it what it shows."""
+        """Return the element; ``title`` describes it for screen readers."""
         kind = 'plot wide' if wide else 'plot'
         return (f'<div class="scroll"><svg class="{kind}" viewBox="0 0 {self.width} {self.height}" role="img" '
                 f'aria-label="{escape(title)}">{"".join(self._parts)}</svg></div>')
@@ -144,7 +144,7 @@ def padded(values: np.ndarray, share: float = 0.08, at_least: float = 1e-3) -> t
 
 def over_time(times: np.ndarray, values: np.ndarray, episodes: np.ndarray, reduce=np.mean
               ) -> tuple[np.ndarray, np.ndarray]:
-    """Points of a line, broken between episodes; of a long recording about MAX_POINTS, each ``reduce`` of some."""
+    """Points of a line, broken between episodes; of a long recording about MAX_POINTS, each ``reduce`` of several."""
     xs, ys = [], []
     size = -(-len(times) // MAX_POINTS)
     for episode in np.split(np.arange(len(times)), np.flatnonzero(np.diff(episodes)) + 1):

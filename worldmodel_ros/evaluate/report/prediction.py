@@ -1,4 +1,4 @@
-"""Section: how well the model predicts what comes."""
+"""Section: how well the model predicts what follows."""
 from __future__ import annotations
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""The style sheet of the report: calm, one column, light or dark as the reader's system is."""
+"""The style sheet of the report: calm, one column, light or dark like the reader's system."""
 from __future__ import annotations
 
 CSS = """

@@ -1,4 +1,4 @@
-"""Section: does the model see that another action leads elsewhere?"""
+"""Section: does the model know that another action leads elsewhere?"""
 from __future__ import annotations
 
 from worldmodel_ros.motion import MANEUVERS
@@ -7,7 +7,7 @@ from .html import Run, bounds, number, section, table
 
 
 def what_if(runs: list[Run]) -> str:
-    """How often the branch most like the real action predicted best, and examples."""
+    """How often the branch nearest to the executed action predicted best, and examples."""
     parts = [_table(runs), *(_examples(run, len(runs) > 1) for run in runs)]
     return section(
         'what-if', 'What if', *parts,
