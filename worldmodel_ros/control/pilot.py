@@ -1,6 +1,6 @@
 """One robot's decisions on a forecast of the scene: frames in, commands chosen by their outcome out.
 
-The upper tiers: candidates compared on a forecast, with the efforts of ``deliberation``, and the reactive policy on the present scene.
+The upper tiers: candidates compared on a forecast, with an ``Effort``, and the reactive policy on the present scene.
 The tiers below, the last plan and a stop, are in ``ladder``.
 """
 from __future__ import annotations

@@ -147,7 +147,8 @@ class WorldWorker:
 
     def load(self, folder: SessionFolder, name: str, patience: float) -> str:
         """Replace the session by one from a file, and continue from it as long as only images are observed. Raises
-        SessionFileError, after which the session may start over with the next image, and CancelledError if the worker is stopped."""
+        SessionFileError, after which the session may start over with the next image, and CancelledError if the worker is
+        stopped."""
         if not self._observes:
             raise SessionFileError('each image begins a session of its own here: set world_observes to go on from a session')
 

@@ -410,7 +410,8 @@ class Front:
                 self._router.restore(number)
             for session, generation in said.running.items():
                 # The store assigns the generation: exactly one server can have it.
-                self._router.claims_of([(Claim(session, number, generation, now + self._settings.lease), self._demand(session))])
+                claim = Claim(session, number, generation, now + self._settings.lease)
+                self._router.claims_of([(claim, self._demand(session))])
                 self._router.renew(session, generation, now)
             for session in self._router.sessions(number):
                 if session not in said.running and self._router.claim(session).lease < now:
