@@ -3,8 +3,8 @@
 Keys of a store (``cache.stores``) are ``SESSION/slabs/GROUP/NUMBER-DIGEST`` for a slab's layer groups,
 ``SESSION/states/DIGEST`` for the rest of a session's state, ``SESSION/manifests/GENERATION-VERSION-DIGEST``, and
 ``SESSION/claims/GENERATION`` for its owners. Names of all but claims hold the SHA-256 of their content, so nothing is
-ever overwritten and damage is detected. A manifest is stored after everything it names: whenever a process or its machine dies, the last
-manifest in the store is complete.
+ever overwritten and damage is detected. A manifest is stored after everything it names: whenever a process or its machine
+dies, the last manifest in the store is complete.
 """
 from __future__ import annotations
 
