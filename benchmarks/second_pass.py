@@ -53,7 +53,7 @@ class Around(Certain):
 
     def compare(self, question: Question, candidates: Sequence[Candidate]) -> Compared:
         first = super().compare(question, candidates)
-        return first.joined(super().compare(question, first.around_best()))
+        return first.joined(super().compare(question, first.around_best(1)))
 
 
 class Sampled(Certain):

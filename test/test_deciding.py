@@ -174,7 +174,7 @@ class Rig:
             self.times.record('react', 0.0)
             for count in COUNTS:
                 self.times.record(comparing(count), 0.0)
-                for effort in (Effort.TWO_ROUNDS, Effort.FARTHER):
+                for effort in (Effort.THREE_ROUNDS, Effort.FARTHER):
                     self.times.record(comparing(count, effort), costs[2] - costs[1])
         self.worker = self.Worker(self, self.engine, self.executed, self.responder, self, self.open, self.times,
                                      lambda stamp: self.reading, delay, self.clock, rounds, shared, candidates)
@@ -224,7 +224,7 @@ def test_the_command_is_out_before_the_world_model_sees_the_frame_and_images_com
     (decided, _), (prediction, shown_at) = rig.decisions[1], rig.predictions[1]
     assert shown_at > rig.answers[1][1] and prediction.future.frames.shape == (4, 64, 64, 3)
     np.testing.assert_array_equal(prediction.future.actions, answer.actions)
-    assert decided.passes == 2 and len(decided.choice.scores) == 1 + len(CANDIDATES) + 16
+    assert decided.passes == 3 and len(decided.choice.scores) == 1 + len(CANDIDATES) + 32
     np.testing.assert_allclose(answer.actions, decided.choice.commands[:4], atol=1e-6)
     assert answer.actions[0, 0] > 0.1  # the goal is ahead
 
@@ -245,9 +245,9 @@ def test_rungs_go_down_with_the_time_that_passes_take_and_are_found_again():
     assert tiers[-1] is Tier.ONE_STEP or tiers[-1] is Tier.TWO_STEP
 
 
-def test_a_second_round_is_for_what_is_to_be_touched_alone():
+def test_more_rounds_are_for_what_is_to_be_touched_alone():
     rig = Rig()
-    for task, passes in ((TOUCH, 1), (TOUCH, 2), (to_goal('red'), 1)):
+    for task, passes in ((TOUCH, 1), (TOUCH, 3), (to_goal('red'), 1)):
         rig.tick(task=task)
         assert rig.decisions[-1][0].passes == passes
     assert rig.answers[-1][0].tier is Tier.TWO_STEP
@@ -375,7 +375,7 @@ def test_a_second_round_that_does_not_fit_after_the_forecast_is_left_out():
     rig.tick(task=TOUCH)
     rig.costs[:] = 0.004, 0.030, 0.045
     for _ in range(100):
-        rig.times.record(comparing(FEWEST, Effort.TWO_ROUNDS), 0.020)
+        rig.times.record(comparing(FEWEST, Effort.THREE_ROUNDS), 0.020)
     answer = rig.tick(task=TOUCH)
     assert answer.tier is Tier.ONE_STEP and answer.verdict is Verdict.DEGRADED
     assert rig.decisions[-1][0].passes == 1 and 'more than one round' in answer.reason
@@ -383,26 +383,26 @@ def test_a_second_round_that_does_not_fit_after_the_forecast_is_left_out():
 
 def test_a_second_step_is_expected_to_take_what_the_task_has_it_do():
     rig = Rig()
-    for _ in range(100):  # no time for two rounds, and plenty for one that looks farther
-        rig.times.record(comparing(FEWEST, Effort.TWO_ROUNDS), 0.060)
+    for _ in range(100):  # no time for three rounds, and plenty for one that looks farther
+        rig.times.record(comparing(FEWEST, Effort.THREE_ROUNDS), 0.060)
         rig.times.record(comparing(FEWEST, Effort.FARTHER), 0.001)
     rig.tick()
     assert rig.tick().tier is Tier.TWO_STEP
     assert rig.tick(task=TOUCH).tier is Tier.ONE_STEP
 
 
-def test_a_second_round_adds_candidates_the_same_each_time_and_finds_better_ones():
+def test_more_rounds_add_candidates_the_same_each_time_and_find_better_ones():
     gained = []
     for y, vy in ((0.9, -0.6), (-0.7, 0.4), (0.5, 0.5), (0.0, -0.7), (1.2, -0.3), (-1.0, 0.7)):
         rig = Rig()
         rig.places = {'red': (1.6, y, 0.0, vy)}
         rig.tick(task=TOUCH)
         view = rig.worker._pilot.known.view(Deliberation().times(0.0))
-        one, two, again = (Deliberation().choose(TOUCH.terms, view, [(0.0, np.zeros(2))], np.zeros(2), None, effort)
-                           for effort in (Effort.ONE_ROUND, Effort.TWO_ROUNDS, Effort.TWO_ROUNDS))
-        assert two.scores == again.scores and len(two.scores) == len(one.scores) + 16
-        assert {name: two.scores[name] for name in one.scores} == pytest.approx(one.scores)
-        gained.append(max(two.scores.values()) - max(one.scores.values()))
+        one, three, again = (Deliberation().choose(TOUCH.terms, view, [(0.0, np.zeros(2))], np.zeros(2), None, effort)
+                           for effort in (Effort.ONE_ROUND, Effort.THREE_ROUNDS, Effort.THREE_ROUNDS))
+        assert three.scores == again.scores and len(three.scores) == len(one.scores) + 32
+        assert {name: three.scores[name] for name in one.scores} == pytest.approx(one.scores)
+        gained.append(max(three.scores.values()) - max(one.scores.values()))
     assert max(gained) > 0.01
 
 
@@ -433,7 +433,7 @@ def test_more_candidates_do_not_count_as_a_forecast_that_took_longer():
     for _ in range(100):
         rig.times.record(f'compare {FEWEST}', 0.002)
         rig.times.record('compare 16', 0.008)
-    before = rig.times.predict(Effort.TWO_ROUNDS)
+    before = rig.times.predict(Effort.THREE_ROUNDS)
     decide = rig.worker._pilot.decide
 
     def slowly(*args):
@@ -445,7 +445,7 @@ def test_more_candidates_do_not_count_as_a_forecast_that_took_longer():
     for _ in range(20):
         rig.tick()
     assert len(rig.decisions[-1][0].choice.scores) > 8
-    assert rig.times.predict(Effort.TWO_ROUNDS) == pytest.approx(before, abs=0.001)
+    assert rig.times.predict(Effort.THREE_ROUNDS) == pytest.approx(before, abs=0.001)
 
 
 def test_what_is_not_decided_in_time_is_answered_with_the_rest_of_what_was_chosen_last():

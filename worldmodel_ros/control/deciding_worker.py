@@ -104,7 +104,7 @@ class DecidingWorker(Worker):
     A ``Worker`` whose robot acts on the forecast: a tick forecasts the scene, compares the outcomes of candidates,
     publishes the command, and only then has the world model observe the frame and imagine the images.
 
-    Tiers: TWO_STEP compares two rounds of candidates, the second around the best of the first, if the task wants something
+    Tiers: TWO_STEP compares three rounds of candidates, each around the best of those before, if the task wants something
     touched, else one round imagined farther ahead; ONE_STEP compares one round; PLAN_ONLY is the reactive policy on the
     present scene; LAST_PLAN and STOP are as everywhere. The tier is chosen again after the forecast, when most of a tick's
     jitter is over; if the work does not finish in time, the last plan is the answer.
@@ -182,7 +182,7 @@ class DecidingWorker(Worker):
         self._begin(observation)
         decision = self._responder.decide(observation, begun, partial(self._expected_time, observation.task.terms))
         if decision and decision.tier is Tier.TWO_STEP and self._newest is None:
-            # There is no plan to fall back on, and a stop lasts for several ticks: not worth the risk of a second round.
+            # There is no plan to fall back on, and a stop lasts for several ticks: not worth the risk of more rounds.
             decision = decision._replace(tier=Tier.ONE_STEP, reason='the first image of an episode')
         executed = self._executed(self._newest, observation.stamp)
         self._feel(observation, executed)

@@ -44,7 +44,7 @@ CANDIDATES = (
 
 _log = logging.getLogger(__name__)
 WALL = 'wall'  # name of a contact with a wall
-_BEST, _EACH = 4, 4  # second round: candidates to draw around, and draws around each
+_BEST, _EACH = 4, 4  # later rounds: candidates to draw around, and draws around each
 _LEAD_STEP, _HOLD_STEP = 0.3, (0.15, 0.4)  # s; m/s and rad/s: standard deviations of these draws
 FEWEST = 4  # candidates of a decision on the slowest machine
 _BY_WORTH = ('policy', 'lead 0.8 s', 'stop 0.4 s', 'back 0.8 s', 'left 0.4 s', 'right 0.4 s', 'lead 1.6 s', 'stop 0.8 s',
@@ -53,28 +53,28 @@ _BY_WORTH = ('policy', 'lead 0.8 s', 'stop 0.4 s', 'back 0.8 s', 'left 0.4 s', '
 
 
 class Effort(Enum):
-    """How candidates are compared: in one round; in two, the second around the best of the first; or in one round imagined
+    """How candidates are compared: in one round; in three, each around the best of those before; or in one round imagined
     farther ahead. The values are suffixes of the names of the measured times."""
 
     ONE_ROUND = ''
-    TWO_ROUNDS = ' twice'
+    THREE_ROUNDS = ' thrice'
     FARTHER = ' farther'
 
     @classmethod
     def of(cls, terms: Sequence[Term], steps: int) -> Effort | None:
-        """Return what so many steps are spent on; None if nothing is compared. Two steps buy a second round if something is to
-        be touched, since the last decimetre counts; else a longer horizon, which shows that waiting pays, unless something is
-        to be avoided, for which that did harm (docs/task_results.md)."""
+        """Return what so many steps are spent on; None if nothing is compared. Two steps buy two more rounds if something is
+        to be touched, since the last decimetre counts; else a longer horizon, which shows that waiting pays, unless something
+        is to be avoided, for which that did harm (docs/task_results.md)."""
         if steps < 2:
             return cls.ONE_ROUND if steps else None
         if any(isinstance(term, Touch) for term in terms):
-            return cls.TWO_ROUNDS
+            return cls.THREE_ROUNDS
         return cls.ONE_ROUND if any(isinstance(term, Avoid) for term in terms) else cls.FARTHER
 
     @property
     def rounds(self) -> int:
         """Number of rounds of candidates."""
-        return 2 if self is Effort.TWO_ROUNDS else 1
+        return 3 if self is Effort.THREE_ROUNDS else 1
 
 
 def candidates_by_worth(count: int) -> tuple[Candidate, ...]:
@@ -179,17 +179,17 @@ class Compared:
     def _scores(self) -> np.ndarray:
         return np.where([name != '' for name in self.contacts], -np.inf, self.worth.sum(0))
 
-    def around_best(self) -> list[Candidate]:
-        """Return candidates drawn around the best _BEST of these, _EACH around each, as in a second iteration of the
-        cross-entropy method; the same draws at every tick."""
-        rng, found = np.random.default_rng(0), []
+    def around_best(self, number: int) -> list[Candidate]:
+        """Return candidates drawn around the best _BEST of these, _EACH around each, as in iteration ``number``, from 1 on, of
+        the cross-entropy method; the same draws at every tick."""
+        rng, found = np.random.default_rng(number - 1), []
         for at in np.argsort(-self._scores)[:_BEST].tolist():
             near = self.candidates[at]
-            for number in range(_EACH):
+            for each in range(_EACH):
                 lead = max(0.0, near.lead + rng.normal(0.0, _LEAD_STEP))
                 v, w = rng.normal(near.hold if near.steps else self.commands[at, 0], _HOLD_STEP).tolist()
                 steps = max(0, near.steps + int(rng.integers(-2, 3))) if near.steps else int(rng.integers(0, 4))
-                found.append(Candidate(f'{near.name} {number + 1}', lead, (v, w), steps))
+                found.append(Candidate(f'{near.name} {number}.{each + 1}', lead, (v, w), steps))
         return found
 
     def joined(self, other: Compared) -> Compared:
@@ -236,8 +236,8 @@ class Deliberation:
         candidates = (*((followed,) if followed else ()), *(candidates or self._settings.candidates))
         question = Question(terms, aim, view, times, pose, twist, previous)
         found = self.compare(question, candidates)
-        if effort is Effort.TWO_ROUNDS:
-            found = found.joined(self.compare(question, found.around_best()))
+        for number in range(1, effort.rounds):
+            found = found.joined(self.compare(question, found.around_best(number)))
         scores = found.worth.sum(0)
         named = {candidate.name: float(value) for candidate, value in zip(found.candidates, scores, strict=True)}
         vetoed = {candidate.name: name for candidate, name in zip(found.candidates, found.contacts, strict=True) if name}

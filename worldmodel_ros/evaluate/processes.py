@@ -14,7 +14,10 @@ def each(work: Callable[[Job], Result], jobs: Sequence[Job], workers: int) -> It
     if workers == 1 or not jobs:
         for job in jobs:
             done: Future[Result] = Future()
-            done.set_result(work(job))
+            try:
+                done.set_result(work(job))
+            except Exception as error:
+                done.set_exception(error)
             yield job, done
         return
     with ProcessPoolExecutor(min(workers, len(jobs)), multiprocessing.get_context('spawn')) as pool:

@@ -122,7 +122,7 @@ MEANINGS = {
     'still': 'the planner on a learned forecast: what the newest frame shows stays where it is',
     'none': 'the policy of the planner alone, on what the head on the newest frame tells: the rung without imagination',
     'one_step': 'the planner on a learned forecast',
-    'two_step': 'the same, with a second round of candidates around the best of the first, or 3 s ahead instead of 2',
+    'two_step': 'the same, with three rounds of candidates, each around the best of those before, or 3 s ahead instead of 2',
     'motion_unseen': 'ablation: one_step, whose every window is the newest frame repeated',
     'another_future': 'ablation: one_step, in whose forecast things move as those of another room of the kind do'}
 

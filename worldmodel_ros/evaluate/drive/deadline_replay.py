@@ -1,6 +1,6 @@
-"""Would the deadline have held? The engine's own worker answers the bag's frames, in virtual time.
+"""Would the deadline have held? The worker of the node answers the bag's frames, in virtual time.
 
-Frames arrive when the bag says that they did. ``engine.worker.Worker``, ``Responder`` and ``Ladder`` decide as on the
+Frames arrive when the bag says that they did. ``control.worker.Worker``, ``Responder`` and ``Ladder`` decide as on the
 robot, by their own code; only the networks are replaced by their measured times, and the clock by one that those times
 advance. Not in a bag, and so not in these numbers: transport to the gate and the gate itself, for which ``reserve_s``
 is kept.

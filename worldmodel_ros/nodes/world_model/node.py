@@ -158,7 +158,7 @@ class WorldModelNode(LifecycleNode):
             f'{", ".join(spec.goals)}')
         if self._deciding:
             two, one, none = (self._deciding.times.predict(effort) * 1e3
-                              for effort in (Effort.TWO_ROUNDS, Effort.ONE_ROUND, None))
+                              for effort in (Effort.THREE_ROUNDS, Effort.ONE_ROUND, None))
             self.get_logger().info(
                 f'commands are decided on the scene forecast {self._deciding.forecasts.name} '
                 f'({self._deciding.forecasts.backend}): {two:.1f} ms in two steps, {one:.1f} ms in one, '

@@ -44,6 +44,9 @@ class WorldObjective(Objective):
             raise ValueError(f'recall_share is for presets with tiles, and clips of {least or "more"} frames or more; not for '
                              f'preset {preset.name!r} and {options.clip_frames} frames: set it to 0')
         self.contacts = None
+        if options.contact_share and (preset.sink_slabs or options.recall_share):
+            raise ValueError(f'contact_share is for presets without sinks, whose clips begin anywhere; not for preset '
+                             f'{preset.name!r}: set it to 0')
         if options.contact_share:
             self.contacts = episodes.contact_frames(options.clip_frames) if episodes.labelled else ()
             if not len(self.contacts):
