@@ -11,13 +11,13 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
 from result_file import provenance, write_result
 
-from worldmodel_ros.control.deliberation import CANDIDATES, Candidate, Compared, Deliberation, Question
+from worldmodel_ros.control.deliberation import CANDIDATES, Candidate, Compared, Deliberation, Question, Settings
 from worldmodel_ros.control.pilot import DECIDING, SLOTS, Forecast
 from worldmodel_ros.control.terms import Outcome, utilities
 from worldmodel_ros.engine.forecast.loading import load_forecast
@@ -54,6 +54,20 @@ class Around(Certain):
     def compare(self, question: Question, candidates: Sequence[Candidate]) -> Compared:
         first = super().compare(question, candidates)
         return first.joined(super().compare(question, first.around_best(1)))
+
+
+class Rounds(Deliberation):
+    """``count`` rounds of candidates, each around the best of those before, whatever the task."""
+
+    def __init__(self, settings: Settings, count: int) -> None:
+        super().__init__(settings)
+        self._count = count
+
+    def compare(self, question: Question, candidates: Sequence[Candidate]) -> Compared:
+        found = super().compare(question, candidates)
+        for number in range(1, self._count):
+            found = found.joined(super().compare(question, found.around_best(number)))
+        return found
 
 
 class Sampled(Certain):
@@ -231,11 +245,14 @@ MORE = (*(Candidate(f'lead {lead:.1f} s', lead) for lead in np.arange(0.0, 2.0, 
         *(Candidate(f'{v:.1f} m/s, {w:.1f} rad/s, {steps * PERIOD:.1f} s', 0.0, (v, w), steps)
           for v in (-0.3, 0.0, 0.3, 0.6) for w in (-1.2, 0.0, 1.2) for steps in (3, 5, 8)), CANDIDATES[-1])
 
+FARTHER = replace(DECIDING, horizon=DECIDING.far_horizon)
 # By way: a stream, a deliberation and its settings.
 WAYS: Mapping[str, tuple] = {
     'one_pass': (lambda open_: open_(), Certain, DECIDING),
     'doubt': (lambda open_: open_(), Deliberation, DECIDING),
-    'farther': (lambda open_: open_(), Deliberation, replace(DECIDING, horizon=DECIDING.far_horizon)),
+    'farther': (lambda open_: open_(), Deliberation, FARTHER),
+    **{f'{count}_rounds': (lambda open_: open_(), partial(Rounds, count=count), DECIDING) for count in (2, 3, 5)},
+    **{f'{count}_rounds_farther': (lambda open_: open_(), partial(Rounds, count=count), FARTHER) for count in (2, 3, 5)},
     'network': (lambda open_: Passes(open_(), 2), Certain, DECIDING),
     'more_candidates': (lambda open_: open_(), Certain, replace(DECIDING, candidates=MORE)),
     'around_best': (lambda open_: open_(), Around, DECIDING),
