@@ -1,4 +1,4 @@
-"""How one parameter is declared, and which values it may have."""
+"""Declaration of a parameter, and the check of its values."""
 from __future__ import annotations
 
 import math
@@ -17,12 +17,12 @@ class Param:
     """
     One parameter.
 
-    ``default``: a value, arrays as a tuple; None for a parameter that may stay unset and then reads as None, which needs its
-    ``type``: bool, int, double, string, or one of them with ``_array`` (the only way to declare an empty array: rclpy cannot
-    infer its type). ``low`` and ``high`` are inclusive. ``unit``: not needed for a name that ends in ``_s``, ``_ms``, ``_hz``
-    or ``_mb``. ``read_only``: as in ROS; ``while_configured``: cannot be changed while a lifecycle node is configured.
-    ``check`` maps a value to the reason for refusing it, or None; it is not applied to the default. A ``fault`` exists only
-    with ALLOW_FAULTS. ``formerly``: the old name, which is accepted for one release, with a warning.
+    ``default``: a value, with arrays as tuples; None if the parameter may stay unset, which then reads as None and requires
+    ``type``: bool, int, double, string, or one of these with ``_array`` (also the only way to declare an empty array, whose
+    type rclpy cannot infer). ``low`` and ``high`` are inclusive. ``unit``: not needed if the name ends in ``_s``, ``_ms``,
+    ``_hz`` or ``_mb``. ``read_only``: as in ROS; ``while_configured``: cannot be changed while a lifecycle node is configured.
+    ``check`` returns the reason for refusing a value, or None; it is not applied to the default. A ``fault`` exists only with
+    ALLOW_FAULTS. ``formerly``: the old name, accepted with a warning for one release.
 
     Raises ValueError for a default outside its own bounds or choices.
     """
@@ -105,7 +105,7 @@ def _type(value: Any) -> str:
 
 
 # Named as in diagnostic_updater.
-DIAGNOSTICS_PERIOD = Param('diagnostic_updater.period', 1.0, 'between two reports on /diagnostics (steady clock)', 's',
+DIAGNOSTICS_PERIOD = Param('diagnostic_updater.period', 1.0, 'period of the reports on /diagnostics (steady clock)', 's',
                            low=0.05, high=60.0, read_only=True)
-ALLOW_FAULTS = Param('allow_faults', False, 'for tests: declare the parameters that give the node faults, which anybody on '
-                     'the network can then set', read_only=True)
+ALLOW_FAULTS = Param('allow_faults', False, 'for tests: declare the parameters that inject faults, which anyone on the '
+                     'network can then set', read_only=True)

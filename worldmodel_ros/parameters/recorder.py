@@ -9,14 +9,14 @@ OPTIONAL = ('camera/camera_info', 'goal', 'goal_pose', 'goal_image', 'task', 'od
             'command_status')
 
 PARAMETERS = (
-    Param('bag', '', 'folder to be made for the bag; empty: rosbag2_<date and time> in the working directory', read_only=True),
-    Param('topics', TOPICS, 'topics to record as soon as they have a publisher; relative names are of the '
-          "node's namespace", read_only=True),
-    Param('optional_topics', OPTIONAL, 'topics of the list that may well have no publisher; for the '
-          'others the diagnostics warn. A camera needs one of raw and compressed', read_only=True),
-    Param('max_file_mb', 1000, 'size at which the next file of the bag is begun; 0: one file', low=0, high=1_000_000,
+    Param('bag', '', 'folder to create for the bag; empty: rosbag2_<date and time> in the working directory', read_only=True),
+    Param('topics', TOPICS, 'topics to record as soon as they have a publisher; relative names are resolved in the namespace '
+          'of the node', read_only=True),
+    Param('optional_topics', OPTIONAL, 'topics of the list that may have no publisher; for others without one, the '
+          'diagnostics warn. A camera needs only one of raw and compressed', read_only=True),
+    Param('max_file_mb', 1000, 'size at which the bag continues in a new file; 0: a single file', low=0, high=1_000_000,
           read_only=True),
-    Param('queue_mb', 64, 'memory for messages that wait for the disk; beyond it the oldest are dropped', low=1,
+    Param('queue_mb', 64, 'memory for messages that wait to be written to disk; beyond it the oldest are dropped', low=1,
           high=100_000, read_only=True),
     DIAGNOSTICS_PERIOD,
 )
