@@ -18,11 +18,11 @@ def generate_launch_description():
     return LaunchDescription([
         DeclareLaunchArgument('namespace', default_value='', description='Namespace of the robot.'),
         DeclareLaunchArgument('cmd_vel', default_value='cmd_vel',
-                              description="Topic on which the robot's base takes velocity commands."),
+                              description="Topic of the velocity commands to the robot's base."),
         DeclareLaunchArgument('joy_vel', default_value='joy_vel',
                               description="Topic of the joystick's commands (TwistStamped), which take precedence."),
         DeclareLaunchArgument('collision_monitor', default_value='true', choices=['true', 'false'],
-                              description='Have the collision monitor between all commands and the base; it needs a scan.'),
+                              description='Run the collision monitor between all commands and the base; needs a laser scan.'),
         DeclareLaunchArgument('collision_monitor_params_file', default_value=str(config_directory() / 'collision_monitor.yaml'),
                               description="The collision monitor's parameters."),
         IncludeLaunchDescription(

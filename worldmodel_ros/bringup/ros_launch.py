@@ -44,7 +44,7 @@ def fleet_description(target: str) -> LaunchDescription:
 
     return _launch_description(target, [DeclareLaunchArgument(
         'robots', default_value='robot1 robot2',
-        description='Namespaces of the robots, separated by blanks.')], robots)
+        description='Namespaces of the robots, separated by spaces.')], robots)
 
 
 def _launch_description(target: str, arguments: list[DeclareLaunchArgument],
@@ -53,11 +53,11 @@ def _launch_description(target: str, arguments: list[DeclareLaunchArgument],
     declared = [
         *arguments,
         DeclareLaunchArgument('params_file', default_value='',
-                              description='A parameter file that wins over those of the package.'),
+                              description='Parameter file that overrides those of the package.'),
         DeclareLaunchArgument('autostart', default_value='true', choices=['true', 'false'],
-                              description='Bring the lifecycle nodes to active, also after a respawn.'),
+                              description='Activate the lifecycle nodes, also after a respawn.'),
         DeclareLaunchArgument('activation_timeout', default_value=str(ACTIVATION_TIMEOUT),
-                              description='Seconds that this may take; the first start of a model can take minutes.'),
+                              description='Time limit of the activation [s]; the first start of a model can take minutes.'),
         *(DeclareLaunchArgument(argument.name, description=description.help(argument),
                                 default_value='' if argument.default is None else str(argument.default))
           for argument in description.arguments_for(target))]
