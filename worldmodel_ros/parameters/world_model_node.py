@@ -63,7 +63,7 @@ PARAMETERS = (
           low=0.0, high=60.0, while_configured=True),
     Param('base_frame', 'base_link', 'frame of the commands and of the predicted paths', while_configured=True),
     Param('goal', '', 'what to drive to, one of the goals of the model; empty: observe, but command nothing. The topic goal '
-          'also sets it'),
+          'changes the goal, too'),
     Param('deadline_s', 0.05, 'maximum age of the observation (ROS time) when the robot receives the command', low=0.001,
           high=10.0),
     Param('reserve_s', 0.012, 'part of deadline_s reserved for the gate and the transport: if the model has not finished by '
