@@ -42,8 +42,8 @@ PARAMETERS = (
           'outcome, for a goal or a task (~/set_task); empty: the policy of the model drives', while_configured=True),
     Param('command_delay_s', 0.0, 'with forecast: delay of the base from a command to its effect, by which robot and scene '
           'are rolled forward', low=0.0, high=1.0, while_configured=True),
-    Param('candidate_rounds', 2, 'with forecast: maximum number of comparison steps; 1 disables the two-step tier (a second '
-          'round, or a longer horizon), 0 the one-step tier, too', low=0, high=2, while_configured=True),
+    Param('candidate_rounds', 2, 'with forecast: maximum number of comparison steps; 1 disables the two-step tier (more '
+          'rounds, or a longer horizon), 0 the one-step tier, too', low=0, high=2, while_configured=True),
     Param('candidates', 16, 'with forecast: maximum number of candidates compared in a round; fewer if the deadline does not '
           'leave enough time', low=4, high=16, while_configured=True),
     Param('image_transport', 'raw', 'raw: camera/image_raw; compressed: camera/image_raw/compressed',
