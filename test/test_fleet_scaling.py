@@ -1,4 +1,5 @@
 """When a fleet starts a server more and ends one: the decision alone, and with real servers and robots."""
+import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +11,9 @@ from hypothesis import given, strategies as st
 from benchmarks.fleet_robots import Robot
 from worldmodel_ros.control.ladder import Tier
 from worldmodel_ros.engine import load
+from worldmodel_ros.serving.fleet import pools
 from worldmodel_ros.serving.fleet.front import SETTINGS, Front
-from worldmodel_ros.serving.fleet.pools import LocalPool
+from worldmodel_ros.serving.fleet.pools import LocalPool, ServerProcess
 from worldmodel_ros.serving.fleet.process import Options, scale
 from worldmodel_ros.serving.fleet.scaling import Homecoming, Scaler, ScalingSettings
 from worldmodel_ros.serving.transport.address import ListeningSocket
@@ -196,3 +198,14 @@ def test_time_that_is_there_for_a_moment_brings_nothing_back():
     for tick in range(400):
         assert not coming.decide({0: 0.0 if tick % 19 else 0.9}, 0.2, True, 0.5 * tick)
     assert not any(coming.decide({}, 0.2, True, 300.0 + tick) for tick in range(40))  # no memory anywhere
+
+
+def test_an_adopted_server_has_ended_when_its_process_has_whatever_has_its_number_then(monkeypatch, tmp_path):
+    process = subprocess.Popen(['sleep', '60'])
+    monkeypatch.setattr(pools, 'ask_status', lambda socket: {'pid': process.pid})
+    server = ServerProcess([], str(tmp_path / 'socket'), str(tmp_path / 'log'))
+    assert (server.state(), server.starts) == ('runs', 0)
+    server.stop()
+    process.wait(10.0)
+    monkeypatch.setattr(pools.os, 'kill', lambda pid, number: None)  # another process has its number
+    assert server.state() == 'ended'

@@ -23,16 +23,16 @@ def fixed(param: Param) -> str:
 
 
 def meaning(param: Param) -> str:
-    notes = [*(['with `allow_faults` alone'] if param.fault else []),
+    notes = [*(['only with `allow_faults`'] if param.fault else []),
              *([f'formerly `{param.formerly}`'] if param.formerly else [])]
     return param.description + (f' ({"; ".join(notes)})' if notes else '')
 
 
 def tables() -> str:
     lines = ['# Parameters', '',
-             'Written by `tools/parameter_tables.py` from `worldmodel_ros/parameters/`, which the nodes declare them from; a',
-             'test keeps the two equal. Where a file in `config/` sets one otherwise, its comment says why. Fixed ones are',
-             'read when the node starts; those that are fixed while configured, when it is configured. A former name is',
+             '`tools/parameter_tables.py` writes this page from `worldmodel_ros/parameters/`, where the nodes declare their',
+             'parameters; a test keeps the two equal. If a file in `config/` sets another value, its comment says why. Fixed',
+             'parameters are read when the node starts; those fixed while configured, when it is configured. A former name is',
              'accepted for one release, with a warning.']
     for node, params in TABLES.items():
         lines += ['', f'## {node}', '', '| parameter | type | default | unit | allowed | fixed | meaning |',

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -49,7 +50,7 @@ class ServerProcess:
     def __init__(self, arguments: Sequence[str], socket: str, log: str) -> None:
         self._arguments, self._socket, self._log = list(arguments), Path(socket), log
         self._child: subprocess.Popen | None = None
-        self._pid = 0
+        self._adopted = -1  # file descriptor of its process, which no later process with its number can be taken for
         self._ended = 0.0
         self.starts = 0
         self.adopt() or self._start()
@@ -57,16 +58,15 @@ class ServerProcess:
     def adopt(self) -> bool:
         """Adopt a server that runs already, left by a lost owner; return whether there is one."""
         try:
-            self._pid = int(ask_status(self._socket)['pid'])
-        except (Unavailable, KeyError, ValueError, TypeError):
+            self._adopted = os.pidfd_open(int(ask_status(self._socket)['pid']))
+        except (Unavailable, KeyError, ValueError, TypeError, OSError):
             return False
         return True
 
     def state(self) -> str:
         """Return ``runs``, ``ended`` or ``refused``; one that has ended is restarted, unless it refused its configuration."""
         if self._child is None:
-            with suppress(OSError):
-                os.kill(self._pid, 0)
+            if not select.select([self._adopted], [], [], 0.0)[0]:  # readable once the process has ended
                 return 'runs'
         elif self._child.poll() is None:
             return 'runs'
@@ -81,10 +81,11 @@ class ServerProcess:
 
     def stop(self) -> None:
         """Shut it down cleanly."""
-        pid = self._child.pid if self._child else self._pid
-        with suppress(OSError):
-            os.kill(pid, signal.SIGTERM)
-        if self._child:
+        if self._child is None:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._adopted, signal.SIGTERM)
+        else:
+            self._child.terminate()
             try:
                 self._child.wait(_PATIENCE)
             except subprocess.TimeoutExpired:
@@ -94,6 +95,8 @@ class ServerProcess:
     def _start(self) -> None:
         self._ended = 0.0
         self.starts += 1
+        if self._child is None and self._adopted >= 0:
+            os.close(self._adopted)
         with open(self._log, 'a') as log:
             # In its own session, it outlives its parent, so that robots continue when that is lost.
             self._child = subprocess.Popen([sys.executable, '-m', 'worldmodel_ros.cli', 'serve', '--socket',
