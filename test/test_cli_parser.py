@@ -68,7 +68,7 @@ def test_up_names_an_argument_that_the_bringup_does_not_have(capsys, tmp_path):
 def test_up_shows_the_arguments_of_a_target_and_starts_nothing(capsys, tmp_path):
     assert cli.main(['up', '--target', 'robot', '--show-args', '--logs', str(tmp_path / 'log')]) == 0
     shown = capsys.readouterr().out
-    assert 'image_transport\n    Raw takes camera/image_raw' in shown and 'Allowed: raw, compressed. Default: raw.' in shown
+    assert 'image_transport\n    Raw: camera/image_raw' in shown and 'Allowed: raw, compressed. Default: raw.' in shown
     assert 'seed\n' not in shown and not (tmp_path / 'log').exists()
 
 
