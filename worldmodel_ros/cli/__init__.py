@@ -14,9 +14,9 @@ SUBCOMMANDS = ('demo', 'up', 'serve', 'fleet', 'gateway', 'replay', 'record', 'w
 _EPILOG = """\
 start here:
   worldmodel demo                 the simulated robot crosses a street; report.html in out/demo/
-  worldmodel doctor               what does this machine lack, and how to get it?
+  worldmodel doctor               what is missing on this machine, and how to get it
 
-Every subcommand has examples in its own --help.
+Each subcommand has examples in its --help.
 """
 
 

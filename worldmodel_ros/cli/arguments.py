@@ -49,19 +49,19 @@ def assignment(text: str) -> tuple[str, str]:
 def add_bringup(parser: argparse.ArgumentParser) -> None:
     """Add the options that configure the nodes: ``--set`` and ``--parameters``."""
     parser.add_argument('--set', nargs='+', default=[], metavar='NAME:=VALUE', type=assignment,
-                        help='arguments of the bring-up, such as model and image (`worldmodel up --show-args` shows them all)')
+                        help='bring-up arguments, such as model and image (`worldmodel up --show-args` lists them all)')
     parser.add_argument('--parameters', type=Path, nargs='+', default=[], metavar='FILE',
-                        help='parameter files that win over those in config/')
+                        help='parameter files that override those in config/')
 
 
 def add_host_files(parser: argparse._ActionsContainer) -> None:
     """Add the files for connecting to gateways of other hosts: ``--host-token``, ``--host-ca``, ``--host-certificate``."""
-    parser.add_argument('--host-token', default='', metavar='FILE', help='token with which the gateways of other hosts are '
-                        'reached (default: none)')
-    parser.add_argument('--host-ca', default='', metavar='FILE', help='authorities of their certificates (default: the '
-                        'system\'s)')
-    parser.add_argument('--host-certificate', default='', metavar='FILE', help='certificate of this host, with its key, PEM '
+    parser.add_argument('--host-token', default='', metavar='FILE', help='file with the token for the gateways of other hosts '
                         '(default: none)')
+    parser.add_argument('--host-ca', default='', metavar='FILE', help='CA certificates to verify those gateways with '
+                        '(default: the system\'s)')
+    parser.add_argument('--host-certificate', default='', metavar='FILE', help='PEM file with the certificate and key of this '
+                        'host (default: none)')
 
 
 def add_start(parser: argparse.ArgumentParser) -> None:
@@ -81,7 +81,7 @@ def add_topics(parser: argparse.ArgumentParser, *names: str) -> None:
     """Add options for names of TOPICS, which are also arguments of the bring-up; None if not given."""
     for name in names:
         parser.add_argument(f'--{name.replace("_", "-")}', metavar='TOPIC',
-                            help=f'topic of {TOPICS[name]}, where the robot names it otherwise; relative to the '
+                            help=f'topic of {TOPICS[name]}, if the robot uses another name; relative to the '
                             'namespace or absolute')
 
 

@@ -9,13 +9,13 @@ from worldmodel_ros.cli import arguments
 
 _EXAMPLES = """\
 examples:
-  worldmodel calibrate drive1                           of a recording (`worldmodel record`): print what it tells
+  worldmodel calibrate drive1                           from a recording (`worldmodel record`): print the estimates
   worldmodel calibrate drive1 --out mine.yaml --parameters node.yaml
-  worldmodel calibrate --drive --deadman /joy --button 4    drive 24 s of steps, as long as the button is held
+  worldmodel calibrate --drive --deadman /joy --button 4    drive steps for 24 s, while the button is held
   worldmodel calibrate --drive --deadman /deadman           the same with std_msgs/Bool, true ten times a second
 
-Give the base a command time-out of its own, and 1 m of room around the robot. To have the camera's pitch and the wheels' slip,
-too, record the run (`worldmodel record`) and calibrate by the recording. The exit code is 1 if nothing could be told.
+The base needs its own command timeout, and the robot 1 m of free space around it. To estimate camera pitch and wheel slip as
+well, record the run (`worldmodel record`) and calibrate from the recording. The exit code is 1 if nothing could be estimated.
 """
 
 
@@ -23,21 +23,21 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add the subcommand."""
     parser = subparsers.add_parser(
         'calibrate', help='fit latency, gains, slip and camera pitch of your robot',
-        description='Fits how the base follows its commands, by a bag or by driving; refuses what cannot be told.',
+        description='Fits how the base follows its commands, from a bag or by driving; rejects what cannot be estimated.',
         epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('bag', type=Path, nargs='?', help='rosbag2 recording with commands and odometry or images')
-    parser.add_argument('--config', type=Path, metavar='FILE', help='what is what in the bag, as for `worldmodel evaluate bag`')
-    parser.add_argument('--odometry', default='', metavar='TOPIC', help='that of the wheels (default: odom)')
-    parser.add_argument('--drive', action='store_true', help='drive the robot through steps, instead of reading a bag')
-    parser.add_argument('--deadman', metavar='TOPIC', help='sensor_msgs/Joy or std_msgs/Bool that lets it drive')
-    parser.add_argument('--button', type=int, metavar='N', help='of sensor_msgs/Joy; without it, the deadman is std_msgs/Bool')
-    parser.add_argument('--speed', type=arguments.positive, default=0.2, metavar='V', help='at most, m/s (default: 0.2)')
-    parser.add_argument('--turn', type=arguments.positive, default=0.6, metavar='W', help='at most, rad/s (default: 0.6)')
+    parser.add_argument('--config', type=Path, metavar='FILE', help='topics of the bag, as for `worldmodel evaluate bag`')
+    parser.add_argument('--odometry', default='', metavar='TOPIC', help='wheel odometry (default: odom)')
+    parser.add_argument('--drive', action='store_true', help='drive the robot through steps instead of reading a bag')
+    parser.add_argument('--deadman', metavar='TOPIC', help='deadman switch: sensor_msgs/Joy or std_msgs/Bool')
+    parser.add_argument('--button', type=int, metavar='N', help='button of sensor_msgs/Joy; without it: std_msgs/Bool')
+    parser.add_argument('--speed', type=arguments.positive, default=0.2, metavar='V', help='maximum, m/s (default: 0.2)')
+    parser.add_argument('--turn', type=arguments.positive, default=0.6, metavar='W', help='maximum, rad/s (default: 0.6)')
     parser.add_argument('--namespace', type=arguments.namespace, default='', help='ROS namespace of the robot')
     parser.add_argument('--twist', action='store_true', help='the base takes Twist rather than TwistStamped')
     arguments.add_topics(parser, 'cmd_vel')
-    parser.add_argument('--out', type=Path, metavar='FILE', help='YAML file for what was told, with intervals, and the rest')
-    parser.add_argument('--parameters', type=Path, metavar='FILE', help='YAML file for the parameters of the node')
+    parser.add_argument('--out', type=Path, metavar='FILE', help='YAML file for estimates, with intervals, and rejections')
+    parser.add_argument('--parameters', type=Path, metavar='FILE', help='YAML file for the node parameters')
     parser.set_defaults(run=_run)
 
 

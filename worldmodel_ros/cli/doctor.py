@@ -1,28 +1,28 @@
-"""``worldmodel doctor``: check this machine, and say how to get what is missing."""
+"""``worldmodel doctor``: check this machine, and tell how to get what is missing."""
 from __future__ import annotations
 
 import argparse
 
 _EXAMPLES = """\
 examples:
-  worldmodel doctor            all checks, some seconds
-  worldmodel doctor --quick    only those that start nothing
-  worldmodel doctor --camera /front/image_raw    also the camera of a robot that runs, against that of the model's training
+  worldmodel doctor            all checks, a few seconds
+  worldmodel doctor --quick    only checks that start nothing
+  worldmodel doctor --camera /front/image_raw    also compare a running robot's camera with that of the training
 
-The exit code is 1 if something is missing without which the demo cannot run.
+The exit code is 1 if something that the demo needs is missing.
 """
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add the subcommand."""
     parser = subparsers.add_parser(
-        'doctor', help='check this machine, and say how to get what is missing',
+        'doctor', help='check this machine, and tell how to get what is missing',
         description='Checks Python, packages, ROS 2, the simulator\'s OpenGL, weights and system settings.',
         epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--quick', action='store_true', help='leave out what starts ROS or the simulator')
+    parser.add_argument('--quick', action='store_true', help='skip checks that start ROS or the simulator')
     parser.add_argument('--camera', metavar='TOPIC',
-                        help='look at a running camera, too: its camera_info, and where tf says that it stands')
-    parser.add_argument('--model', default='tiny', help='whose trained camera it is compared with (default: tiny)')
+                        help='also check a running camera: its camera_info, and its pose according to tf')
+    parser.add_argument('--model', default='tiny', help='model whose training camera it is compared with (default: tiny)')
     parser.set_defaults(run=_run)
 
 

@@ -15,24 +15,24 @@ if TYPE_CHECKING:
 _EXAMPLES = """\
 examples:
   worldmodel evaluate bag drive/                          report in out/evaluation/report.html
-  worldmodel evaluate bag drive.mcap --config car.yaml    a file says what the topics are (config/evaluate/)
+  worldmodel evaluate bag drive.mcap --config car.yaml    topic mapping from a file (config/evaluate/)
   worldmodel evaluate bag drive/ --model tiny --model out/run2/final
-                                                          two models on one drive, compared
-  worldmodel evaluate bag monday/ tuesday/                one model on two drives, compared
-  worldmodel evaluate bag drive/ --forecast tiny          the scene forecast along it: is it at home here?
-  worldmodel evaluate bag drive/ --step-times robot.json  the deadline with times measured on the robot:
+                                                          compare two models on one recording
+  worldmodel evaluate bag monday/ tuesday/                compare one model on two recordings
+  worldmodel evaluate bag drive/ --forecast tiny          also evaluate a scene forecast: is it in distribution?
+  worldmodel evaluate bag drive/ --step-times robot.json  replay the deadline with times measured on the robot:
                                                           python -m worldmodel_ros.evaluate.drive.step_times --out robot.json
 
-The report is one HTML page without network or scripts; summary.json and the windows (one JSON a line) lie next to it.
-The same frames give the same windows, bit for bit. No ROS is needed.
+The report is one HTML page without scripts or network access; summary.json and the windows (JSON lines) are next to it.
+The same frames give the same windows, bit for bit. ROS is not needed.
 """
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add the subcommand, with one subcommand for each kind of evaluation."""
     parser = subparsers.add_parser(
-        'evaluate', help='judge a model on a recording, or on rooms that were not trained on',
-        description='Judges models on recorded drives and on simulated rooms.', epilog=_EXAMPLES,
+        'evaluate', help='evaluate a model on a recording, or in rooms not used for training',
+        description='Evaluates models on recordings and in simulated rooms.', epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter)
     kinds = parser.add_subparsers(metavar='WHAT', required=True)
     add_bag(kinds.add_parser(
@@ -40,32 +40,32 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         description='Runs a model along a recording and compares its predictions with the ground truth.',
         epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter))
     evaluate_quality.add_quality(kinds.add_parser(
-        'quality', help='freshly simulated rooms that no training has seen',
-        description='Judges a model on simulated rooms that no training has seen; prints one JSON object.',
+        'quality', help='newly simulated rooms that were not used for training',
+        description='Evaluates a model in simulated rooms that were not used for training; prints one JSON object.',
         epilog=evaluate_quality.EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter))
     evaluate_control.add_control(kinds.add_parser(
-        'control', help='tasks where things move: planners with several forecasts, and models',
-        description='Drives tasks in simulated rooms, closed loop, and compares who decides; prints one JSON object.',
+        'control', help='tasks with moving objects: planners with different forecasts, and models',
+        description='Runs tasks in simulated rooms, closed loop, and compares controllers; prints one JSON object.',
         epilog=evaluate_control.EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter))
 
 
 def add_bag(parser: argparse.ArgumentParser) -> None:
     """Add the arguments and the run function of ``evaluate bag``."""
     parser.add_argument('bag', nargs='+', type=Path, metavar='BAG', help='rosbag2 folder or file; two are compared')
-    parser.add_argument('--config', type=Path, help='YAML file that says which topics are what (default: guessed)')
+    parser.add_argument('--config', type=Path, help='YAML file with the topic mapping (default: guessed)')
     parser.add_argument('--model', action='append', metavar='M',
-                        help='shipped model or folder of a trained one (default: tiny); given twice: compared')
+                        help='shipped model or folder of a trained one (default: tiny); give two to compare them')
     parser.add_argument('--backend', default='auto', choices=('auto', 'torch', 'onnx', 'onnx-int8'),
-                        help='what runs the networks (default: auto)')
-    parser.add_argument('--forecast', metavar='F', help='scene forecast to be run along: a shipped one (tiny) or a folder')
+                        help='back end of the networks (default: auto)')
+    parser.add_argument('--forecast', metavar='F', help='scene forecast to evaluate as well: a shipped one (tiny) or a folder')
     parser.add_argument('--out', type=Path, default=Path('out/evaluation'),
                         help='folder for the results (default: out/evaluation)')
-    parser.add_argument('--json', action='store_true', help='print the summary as JSON instead of in words')
+    parser.add_argument('--json', action='store_true', help='print the summary as JSON instead of text')
     parser.add_argument('--step-times', type=Path, metavar='FILE',
-                        help='times that the deadline is replayed with (default: measured here, 10 s)')
-    parser.add_argument('--limit', type=arguments.positive, metavar='SECONDS', help='only the first part of each drive')
+                        help='step times for replaying the deadline (default: measured here, 10 s)')
+    parser.add_argument('--limit', type=arguments.positive, metavar='SECONDS', help='evaluate only the start of each recording')
     parser.add_argument('--skip', type=arguments.positive, metavar='SECONDS', default=0.0,
-                        help='only what comes after, such as the part that `worldmodel finetune` held out')
+                        help='skip the start of each recording, to evaluate for example what `worldmodel finetune` held out')
     parser.set_defaults(run=_run)
 
 

@@ -29,42 +29,43 @@ _DEFAULT = ('oracle', 'tracker', 'frozen', 'reactive', 'b1', 'b2', 'none', 'one_
 def add_control(parser: argparse.ArgumentParser) -> None:
     """Add the arguments and the run function of ``evaluate control``."""
     parser.add_argument('--seeds', required=True, metavar='A:B',
-                        help='rooms to drive in, from A up to but not including B; none that training may use')
+                        help='seeds of the rooms, from A up to but not including B; none that training may use')
     parser.add_argument('--tasks', nargs='+', metavar='T',
-                        help='intercept, street, recall, rooms, places, images, any_images (walls alone, too), follow, '
+                        help='intercept, street, recall, rooms, places, images, any_images (also of walls only), follow, '
                              'second_ball, avoid_red, pass_behind; '
-                             f'runtime: the last four (default: {" ".join(_TASKS)}; with --goals: those alone)')
+                             f'runtime: the last four (default: {" ".join(_TASKS)}; with --goals: only those)')
     parser.add_argument('--goals', nargs='+', default=[], choices=('pose', 'image', 'colour'), metavar='G',
-                        help='pose, image, colour: the tasks places, images and rooms, which are a goal and no more')
+                        help='pose, image, colour: the tasks places, images and rooms, which consist of a goal only')
     parser.add_argument('--controllers', nargs='+', default=list(_DEFAULT), metavar='C',
-                        help='oracle, oracle_full_view, oracle_short_memory, tracker, frozen, reactive, b1; on the forecast '
+                        help='oracle, oracle_full_view, oracle_short_memory, tracker, frozen, reactive, b1; with the forecast: '
                              'b2, b2_seed_1, b2_seed_2, still, none, one_step, two_step, motion_unseen, another_future '
                              f'(default: {" ".join(_DEFAULT)})')
     parser.add_argument('--forecast', default='tiny', metavar='F',
-                        help='learned scene forecast: name of a shipped one, or folder of one that '
-                             'python -m worldmodel_ros.train.scene.run has left (tiny)')
+                        help='learned scene forecast: name of a shipped one, or folder written by '
+                             'python -m worldmodel_ros.train.scene.run (default: tiny)')
     parser.add_argument('--ros', action='store_true',
-                        help='drive the rooms over real topics in real time, by the nodes and the forecast of --forecast')
+                        help='run the rooms over real topics in real time, with the nodes and the forecast of --forecast')
     parser.add_argument('--log', type=Path, default=Path('out/control/log'), metavar='FOLDER',
-                        help='for the logs of the nodes, with --ros (out/control/log)')
+                        help='folder for the node logs, with --ros (default: out/control/log)')
     parser.add_argument('--rungs', nargs='+', default=['two_step'], choices=('two_step', 'one_step', 'head'),
-                        help='whose measured times pass before a planned command takes effect: the first in the tasks, each '
-                             'other one as a variant; b1 has its own (default: two_step)')
+                        help='tiers whose measured time passes before a planned command takes effect: the first one in the '
+                             'tasks, each other one as a variant; b1 has its own (default: two_step)')
     parser.add_argument('--variants', nargs='+', default=[], metavar='V',
-                        help='besides the plain tasks. shifted: faster and more movers; stops: shuttles that stop at random; '
-                             'delay: 200 ms more; camera_wide, camera_wider: 640x480, 110 degrees across and down, distorted; '
-                             'camera_pitched: by 5 degrees; these three also with _uncorrected; camera_higher: by 0.1 m; '
-                             'camera_128: the trained one, with the images of small_tiles, scaled; '
-                             'camera_height_+0.05 and other heights, m, and camera_pitch_-5 and other pitches, degrees: those '
-                             'of docs/own_robot.md')
-    parser.add_argument('--model', default='tiny', metavar='M', help='of b1: shipped model or folder of a trained one (tiny)')
+                        help='in addition to the plain tasks. shifted: faster and more movers; stops: shuttles stop at random; '
+                             'delay: 200 ms more; camera_wide, camera_wider: 640x480, distorted, 110 degrees across or down; '
+                             'camera_pitched: camera_wider, 5 degrees further down; these three also with _uncorrected; '
+                             'camera_higher: by 0.1 m; camera_128: the training camera, scaled images of small_tiles; '
+                             'camera_height_+0.05 and other heights [m], camera_pitch_-5 and other pitches [degrees]: see '
+                             'docs/own_robot.md')
+    parser.add_argument('--model', default='tiny', metavar='M',
+                        help='model of b1: a shipped one, or folder of a trained one (default: tiny)')
     parser.add_argument('--backend', default='auto', choices=('auto', 'torch', 'onnx', 'onnx-int8'),
-                        help='what runs the networks (default: auto)')
-    parser.add_argument('--workers', type=int, metavar='N', help='processes (default: one for each core)')
+                        help='back end of the networks (default: auto)')
+    parser.add_argument('--workers', type=int, metavar='N', help='number of processes (default: one per core)')
     parser.add_argument('--episodes', type=Path, metavar='FILE',
-                        help='JSON lines, one for each episode; those in it are not driven again')
+                        help='file of JSON lines, one per episode; episodes in it are not run again')
     parser.add_argument('--seconds', type=float, default=math.inf, metavar='N',
-                        help='begin no further episode after so long: the result has the rooms in which all have driven')
+                        help='start no new episode after N seconds; the result has the rooms that all controllers have run in')
     simulated.add_json(parser)
     parser.set_defaults(run=_run)
 
@@ -96,7 +97,7 @@ def _tasks(chosen: argparse.Namespace) -> tuple[str, ...]:
 
 def _over_ros(chosen: argparse.Namespace) -> int:
     if chosen.episodes or chosen.seconds < math.inf:
-        raise ValueError('--seconds and --episodes are for what is driven without --ros: leave them out, or give fewer seeds')
+        raise ValueError('--seconds and --episodes only work without --ros: leave them out, or give fewer seeds')
     from worldmodel_ros.cli.evaluate_control_ros import drive
     from worldmodel_ros.evaluate.quality.seeds import parse_seeds
     tasks, seeds = _tasks(chosen), parse_seeds(chosen.seeds)

@@ -61,7 +61,7 @@ def listen(task: str, seeds: range, bringup: dict[str, str], log: Path, progress
             listener.begin()
             for count in range(1, len(seeds) + 1):
                 if not listener.wait(count, TASKS[task].seconds + _PATIENCE):
-                    raise RuntimeError(f'no end of episode {count} of {task} was heard; logs of the nodes: {log}')
+                    raise RuntimeError(f'episode {count} of {task} did not end in time; logs of the nodes: {log}')
                 progress(count / len(seeds))
             return listener.heard
 

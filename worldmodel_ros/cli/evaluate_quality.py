@@ -13,7 +13,7 @@ examples:
   worldmodel evaluate quality --seeds 5000000:5000020                  the shipped model; about 20 minutes on two cores
   worldmodel evaluate quality --seeds 5000000:5000020 --model out/tiny/final --json quality.json --pictures out/quality
   worldmodel evaluate quality --seeds 5000000:5000006 --parts horizons,what_if --json > near.json
-  worldmodel evaluate quality --seeds 5000000:5000016 --parts drift --dreams 16    imagination over ten minutes alone
+  worldmodel evaluate quality --seeds 5000000:5000016 --parts drift --dreams 16    only long rollouts, ten minutes each
 
 Prints one JSON object. The same seeds, model and machine give the same numbers, with any number of workers.
 """
@@ -22,22 +22,22 @@ Prints one JSON object. The same seeds, model and machine give the same numbers,
 def add_quality(parser: argparse.ArgumentParser) -> None:
     """Add the arguments and the run function of ``evaluate quality``."""
     parser.add_argument('--seeds', required=True, metavar='A:B',
-                        help='rooms to judge on, from A up to but not including B; none that training may use')
-    parser.add_argument('--model', default='tiny', metavar='M', help='shipped model or folder of a trained one (tiny)')
+                        help='seeds of the rooms, from A up to but not including B; none that training may use')
+    parser.add_argument('--model', default='tiny', metavar='M', help='shipped model or folder of a trained one (default: tiny)')
     parser.add_argument('--teacher', metavar='M',
                         help='checkpoint of the 32-step teacher (default: the model\'s own flow)')
     parser.add_argument('--backend', default='auto', choices=('auto', 'torch', 'onnx', 'onnx-int8'),
-                        help='what runs the networks on the robot (default: auto)')
+                        help='back end of the networks on the robot (default: auto)')
     parser.add_argument('--parts', default='horizons,what_if,drift,closed_loop', metavar='NAMES',
-                        help='what to judge (default: horizons,what_if,drift,closed_loop)')
-    parser.add_argument('--workers', type=int, metavar='N', help='processes (default: one for each core)')
+                        help='parts to evaluate (default: horizons,what_if,drift,closed_loop)')
+    parser.add_argument('--workers', type=int, metavar='N', help='number of processes (default: one per core)')
     parser.add_argument('--drift-seconds', type=arguments.positive, default=600.0, metavar='S',
                         help='length of a long rollout (default: 600)')
     parser.add_argument('--dreams', type=int, default=4, metavar='N',
-                        help='rooms with a long rollout, the first ones (default: 4)')
+                        help='number of rooms with a long rollout, from the first (default: 4)')
     simulated.add_json(parser)
     parser.add_argument('--pictures', type=Path, metavar='DIR',
-                        help='folder for strips of images, true and predicted')
+                        help='folder for film strips of true and predicted images')
     parser.set_defaults(run=_run)
 
 

@@ -16,14 +16,14 @@ examples:
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add the subcommand."""
     parser = subparsers.add_parser(
-        'export', help='make training data of recorded drives (LeRobot format)',
-        description='Writes the frames and executed actions of rosbag2 recordings, as the model takes them, to a '
+        'export', help='convert recordings to training data (LeRobot format)',
+        description='Writes the frames and executed actions of rosbag2 recordings, in the form that the model takes, to a '
                     'LeRobot dataset that `worldmodel train` and LeRobot read.',
         epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('bags', type=Path, nargs='+', metavar='BAG', help='rosbag2 folder, or one .mcap or .db3 file')
-    parser.add_argument('--out', type=Path, required=True, metavar='DIR', help='folder to be made')
+    parser.add_argument('--out', type=Path, required=True, metavar='DIR', help='folder to create')
     parser.add_argument('--config', type=Path, metavar='FILE',
-                        help='which topics are the camera, the actions and the goal, of all bags (default: guess)')
+                        help='YAML file with the topics of camera, actions and goal, for all bags (default: guessed)')
     parser.add_argument('--model', default='tiny', help='model to export for: its image size, rate and actions')
     parser.set_defaults(run=_run)
 

@@ -9,47 +9,47 @@ from worldmodel_ros.cli import arguments
 
 _EXAMPLES = """\
 examples:
-  worldmodel finetune drive --out out/mine                      the last quarter is held out and judges the result
+  worldmodel finetune drive --out out/mine                      hold out the last quarter to evaluate the result
   worldmodel finetune lap --config config/evaluate/donkeycar.yaml --out out/donkeycar
-                                                                the file that `worldmodel evaluate bag` takes, too
+                                                                with the file that `worldmodel evaluate bag` takes
   worldmodel finetune monday tuesday --held-out-bag friday --out out/mine
-                                                                another drive judges
+                                                                evaluate on another recording
   worldmodel finetune data/drives --out out/mine                a LeRobot dataset (v3.0) instead of bags
-  worldmodel replay drive --model out/mine                      look at the result live; nothing is driven
+  worldmodel replay drive --model out/mine                      watch the result live; no robot is driven
 
 In --out: the model; finetune.json with all numbers, before and after; the losses (*.jsonl); and for each bag
-report-BAG/report.html, both models compared on what was held out.
+report-BAG/report.html, which compares both models on the held-out part.
 """
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add the subcommand."""
     parser = subparsers.add_parser(
-        'finetune', help='adapt a model to recordings of one\'s own robot',
-        description='Adapts a model to the camera and the motion of a robot that was recorded, and compares it with '
-                    'what it was, on a part of the recording that it never learned from.',
+        'finetune', help='adapt a model to recordings of your own robot',
+        description='Adapts a model to the camera and the motion of a recorded robot, and compares it with the original '
+                    'on a held-out part of the recording.',
         epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('recordings', nargs='+', type=Path, metavar='BAG',
                         help='rosbag2 folder or file, or folder of a LeRobot dataset')
-    parser.add_argument('--out', type=Path, required=True, metavar='DIR', help='folder of the model that is made')
+    parser.add_argument('--out', type=Path, required=True, metavar='DIR', help='folder for the adapted model')
     parser.add_argument('--config', type=Path, metavar='FILE',
-                        help='which topics are the camera and the actions, of all bags (default: guess)')
+                        help='YAML file with the topics of camera and actions, for all bags (default: guessed)')
     parser.add_argument('--model', default='tiny', help='shipped model or folder to start from (default: tiny)')
     judging = parser.add_mutually_exclusive_group()
     judging.add_argument('--held-out', type=_share, default=0.25, metavar='SHARE',
-                         help='the end of each recording that judges, and is not learned from (default: 0.25)')
+                         help='part at the end of each recording that is held out for evaluation (default: 0.25)')
     judging.add_argument('--held-out-bag', type=Path, nargs='+', default=[], metavar='BAG',
-                         help='recordings that judge instead: all of the others is learned from')
+                         help='recordings to evaluate on instead; the others are used for training as a whole')
     time = parser.add_mutually_exclusive_group()
-    time.add_argument('--minutes', type=arguments.positive, help='of learning (default: 2 on a GPU, 20 on a CPU)')
+    time.add_argument('--minutes', type=arguments.positive, help='training time (default: 2 on a GPU, 20 on a CPU)')
     time.add_argument('--steps', type=_count, nargs=2, metavar=('VAE', 'DIT'),
-                      help='exactly so many steps instead: repeatable on one machine')
+                      help='exact numbers of training steps instead: repeatable on one machine')
     parser.add_argument('--no-mirror', action='store_true',
-                        help='do not learn from mirrored drives: for a camera or robot whose two sides differ')
+                        help='do not train on mirrored episodes: for a camera or robot that is not symmetric')
     parser.add_argument('--device', default='auto', choices=('auto', 'cpu', 'cuda'),
-                        help='where to learn (default: auto)')
-    parser.add_argument('--seed', type=int, default=0, help='of everything that is drawn (default: 0)')
-    parser.add_argument('--no-report', action='store_true', help='without the HTML reports, which take a minute')
+                        help='where to train (default: auto)')
+    parser.add_argument('--seed', type=int, default=0, help='seed of all random numbers (default: 0)')
+    parser.add_argument('--no-report', action='store_true', help='write no HTML reports, which take a minute')
     parser.set_defaults(run=_run)
 
 
@@ -99,8 +99,8 @@ def _finetune(chosen: argparse.Namespace) -> list[tuple[Path, float]]:
     description = read_description(model_folder(chosen.model))
     preset = description.preset
     if preset.tile:
-        raise ModelError(f'{chosen.model} is of preset {preset.name!r}, which has tiles, over which no recording '
-                         'is learned from yet: adapt one without')
+        raise ModelError(f'{chosen.model} is of preset {preset.name!r}, which has tiles, and fine-tuning does not '
+                         'support them yet: use a model without tiles')
     options = FineTuning.on(device, chosen.minutes, steps=tuple(chosen.steps) if chosen.steps else None,
                             mirror=not chosen.no_mirror, seed=chosen.seed)
     recordings, held_out = ([recording.read(path, preset, chosen.config) for path in paths]

@@ -9,18 +9,18 @@ from worldmodel_ros.exit_codes import BAD_CONFIGURATION
 
 _EXAMPLES = """\
 examples:
-  worldmodel fleet up                              two servers of this machine, their front, and a page at port 8090
+  worldmodel fleet up                              two servers on this machine, their front, and a status page on port 8090
   worldmodel fleet up --servers 4 --store /data/sessions -- --model FOLDER --backend torch-fp8
   worldmodel fleet up --pool ray                   the same, placed and restarted by Ray (extra [ray])
   worldmodel fleet up --host wss://b:8000 --host-token token --host-ca ca.pem --host-certificate fleet.pem
-                                                   robots that no server here has time for go to host b's
+                                                   robots that no server here has time for go to host b
   worldmodel fleet status                          servers, claims and slack, as JSON
-  worldmodel fleet move SESSION                    to another server, while its robot goes on
+  worldmodel fleet move SESSION                    to another server, while its robot keeps driving
 
-Robots use it as they use `worldmodel serve`: the parameter server:=auto, or the path given as --socket. What comes after --
-goes to each server. Exit codes: 0 after SIGINT or SIGTERM, 2 for a configuration that is refused, 1 for everything else.
+Robots use it like `worldmodel serve`: the parameter server:=auto, or the path given as --socket. Options after -- go to each
+server. Exit codes: 0 after SIGINT or SIGTERM, 2 if the configuration is refused, 1 for any other error.
 """
-_DESCRIPTION = 'Runs several servers as one: robots are placed where there is time for them, and go on where they are moved.'
+_DESCRIPTION = 'Runs several servers as one: places robots where there is time for them, and moves their sessions.'
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -29,38 +29,38 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
                                    formatter_class=argparse.RawDescriptionHelpFormatter)
     actions = parser.add_subparsers(metavar='ACTION', required=True)
     start = actions.add_parser('up', help='start servers and their front, until Ctrl-C')
-    start.add_argument('--servers', type=int, default=2, metavar='N', help='(default: 2)')
-    start.add_argument('--most', type=int, default=0, metavar='N', help='servers that there may be: started '
-                       'where these have no slack for another robot, emptied and ended when the others have (default: no more)')
-    start.add_argument('--pool', choices=('local', 'ray'), default='local', help='what starts servers, and starts again those '
-                       'that have ended (default: local, processes of this machine)')
-    start.add_argument('--ray-address', default='', metavar='ADDRESS', help='of a cluster of Ray (default: RAY_ADDRESS; '
-                       'where that is not set one is started here)')
-    start.add_argument('--store', default='', metavar='WHERE', help='folder or URL that all servers keep sessions in (default: '
+    start.add_argument('--servers', type=int, default=2, metavar='N', help='number of servers (default: 2)')
+    start.add_argument('--most', type=int, default=0, metavar='N', help='maximum number of servers: one is started '
+                       'if the others have no slack for another robot, emptied and stopped if they have (default: --servers)')
+    start.add_argument('--pool', choices=('local', 'ray'), default='local', help='what starts servers, and restarts those '
+                       'that have ended (default: local, processes on this machine)')
+    start.add_argument('--ray-address', default='', metavar='ADDRESS', help='address of a Ray cluster (default: RAY_ADDRESS; '
+                       'if that is not set, one is started here)')
+    start.add_argument('--store', default='', metavar='WHERE', help='folder or URL where all servers store sessions (default: '
                        'worldmodel_store in $ROS_HOME or ~/.ros)')
-    start.add_argument('--sessions', type=int, default=8, metavar='N', help='robots of one server (default: 8)')
-    start.add_argument('--full', type=float, default=0.85, metavar='SHARE', help='of a server\'s time, beyond which no robot '
-                       'is placed there and drives with its own model instead (default: 0.85)')
+    start.add_argument('--sessions', type=int, default=8, metavar='N', help='robots per server (default: 8)')
+    start.add_argument('--full', type=float, default=0.85, metavar='SHARE', help='share of a server\'s time beyond which no '
+                       'robot is placed there, but drives with its own model (default: 0.85)')
     start.add_argument('--host', action='append', default=[], metavar='URL', help='wss://host:port of another host\'s gateway, '
-                       'whose server gets robots that no server here has time for; may be given again (default: none)')
-    start.add_argument('--host-address', default='', metavar='URL', help='wss://host:port of the gateway before this fleet, by '
+                       'whose server gets robots that no server here has time for; may be repeated (default: none)')
+    start.add_argument('--host-address', default='', metavar='URL', help='wss://host:port of this fleet\'s gateway, through '
                        'which robots come back from other hosts when servers here have time again (default: they stay there)')
     arguments.add_host_files(start)
-    start.add_argument('--realtime-priority', type=int, default=10, metavar='P', help='of the front, under SCHED_FIFO where '
-                       'that is permitted: below that of the servers, 1 to 99, or 0 for none (default: 10)')
-    start.add_argument('--page', type=int, default=8090, metavar='PORT', help='of the page that shows the fleet, on this '
-                       'machine alone; 0: any free one, -1: none (default: 8090)')
-    start.add_argument('arguments', nargs='*', metavar='-- OPTION', help='of worldmodel serve, for each server')
+    start.add_argument('--realtime-priority', type=int, default=10, metavar='P', help='SCHED_FIFO priority of the front, where '
+                       'permitted: 1 to 99, below that of the servers, or 0 for none (default: 10)')
+    start.add_argument('--page', type=int, default=8090, metavar='PORT', help='port of the status page, on this machine '
+                       'only; 0: any free one, -1: no page (default: 8090)')
+    start.add_argument('arguments', nargs='*', metavar='-- OPTION', help='options of worldmodel serve, for each server')
     start.set_defaults(run=_up)
     status = actions.add_parser('status', help='print servers, claims and slack as JSON')
     status.set_defaults(run=_status)
     move = actions.add_parser('move', help='move a session to another server')
-    move.add_argument('session', metavar='SESSION', help='as fleet status names it')
+    move.add_argument('session', metavar='SESSION', help='name of the session in fleet status')
     move.add_argument('--to', default='auto', metavar='WHERE', help='socket of the server, or wss:// of a host (default: auto, '
-                      'where there is time)')
+                      'one that has time)')
     move.set_defaults(run=_move)
     for each in (start, status, move):
-        each.add_argument('--socket', default='auto', metavar='PATH', help='of the front (default: auto, this user\'s own)')
+        each.add_argument('--socket', default='auto', metavar='PATH', help='socket of the front (default: auto, per user)')
 
 
 def _up(chosen: argparse.Namespace) -> int:

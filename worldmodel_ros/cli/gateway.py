@@ -14,22 +14,22 @@ from worldmodel_ros.exit_codes import BAD_CONFIGURATION
 
 _EXAMPLES = """\
 examples:
-  worldmodel serve &  worldmodel gateway           openpi clients of this machine, at ws://127.0.0.1:8000
-  worldmodel gateway --new-token arm               a token for a robot, and its entry for the file of accounts
-  worldmodel gateway --host 0.0.0.0 --accounts accounts.yaml --certificate host.pem --key host.key    other machines, by TLS
-  worldmodel gateway --contract FILE               what the keys of your observations mean (see config/gateway.yaml)
+  worldmodel serve &  worldmodel gateway           openpi clients on this machine, at ws://127.0.0.1:8000
+  worldmodel gateway --new-token arm               a token for a robot, and its entry for the accounts file
+  worldmodel gateway --host 0.0.0.0 --accounts accounts.yaml --certificate host.pem --key host.key    other machines, over TLS
+  worldmodel gateway --contract FILE               the meaning of the keys in your observations (see config/gateway.yaml)
 
-It holds no model, and may be started before the engine, after it, or again. Exit codes: 0 after
-SIGINT or SIGTERM, 2 for a configuration that is refused, 1 for everything else, such as a port in use.
+It holds no model, and can be started before or after the engine, or restarted. Exit codes: 0 after
+SIGINT or SIGTERM, 2 if the configuration is refused, 1 for any other error, such as a port in use.
 """
 _KINDS = {'str': str, 'int': int, 'float': (int, float), 'bool': bool, 'tuple[str, ...]': (list, tuple)}
-_DESCRIPTION = 'Lets robots and clients connect over the network, in the dialects that they have.'
+_DESCRIPTION = 'Lets robots and clients connect over the network, each in its own dialect.'
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add the subcommand."""
     _add_arguments(subparsers.add_parser(
-        'gateway', help='let robots and clients of other machines use the engine', description=_DESCRIPTION,
+        'gateway', help='let robots and clients on other machines use the engine', description=_DESCRIPTION,
         epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter))
 
 
@@ -42,33 +42,33 @@ def main() -> int:
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     # No defaults here: options not given may be in the options file, and else have the default of gateway.process.Options.
-    parser.add_argument('--options', default='', metavar='FILE', help='a YAML file of these options, by their names with _ for '
-                        '-; those on the command line win')
-    parser.add_argument('--host', help='address to listen at (default: 127.0.0.1, this machine alone)')
-    parser.add_argument('--port', type=int, metavar='N', help='0 for any free one (default: 8000)')
-    parser.add_argument('--socket', metavar='PATH', help='of the engine (default: auto, this user\'s own)')
+    parser.add_argument('--options', default='', metavar='FILE', help='YAML file with these options, with _ instead of - in '
+                        'their names; the command line overrides it')
+    parser.add_argument('--host', help='address to listen on (default: 127.0.0.1, this machine only)')
+    parser.add_argument('--port', type=int, metavar='N', help='port to listen on, 0 for any free one (default: 8000)')
+    parser.add_argument('--socket', metavar='PATH', help='socket of the engine (default: auto, per user)')
     parser.add_argument('--contract', metavar='FILE',
-                        help='what the keys of openpi observations mean (default: as in config/gateway.yaml)')
-    parser.add_argument('--accounts', metavar='FILE', help='who may connect; needed off this machine')
-    parser.add_argument('--certificate', metavar='FILE', help='PEM chain, for TLS 1.3')
-    parser.add_argument('--key', metavar='FILE', help='of the certificate, PEM')
-    parser.add_argument('--client-ca', metavar='FILE', help='clients need a certificate that this one signed')
-    parser.add_argument('--plaintext', action='store_true', default=None, help='permit other machines without TLS')
-    parser.add_argument('--origins', '--origin', nargs='+', metavar='URL', help='pages whose scripts may connect '
-                        '(default: none; clients that are no browsers send no origin)')
-    parser.add_argument('--message-mb', type=float, metavar='MB', help='longest message (default: 8)')
-    parser.add_argument('--connects', type=float, metavar='N', help='connections a second that one address '
-                        'may open, ten times as many all together; 0: any number (default: 20)')
+                        help='YAML file for the keys of openpi observations (default: as in config/gateway.yaml)')
+    parser.add_argument('--accounts', metavar='FILE', help='YAML file of who may connect; required for other machines')
+    parser.add_argument('--certificate', metavar='FILE', help='PEM certificate chain, for TLS 1.3')
+    parser.add_argument('--key', metavar='FILE', help='key of the certificate, PEM')
+    parser.add_argument('--client-ca', metavar='FILE', help='clients need a certificate signed by this CA')
+    parser.add_argument('--plaintext', action='store_true', default=None, help='allow other machines without TLS')
+    parser.add_argument('--origins', '--origin', nargs='+', metavar='URL', help='web pages whose scripts may connect '
+                        '(default: none; clients other than browsers send no origin)')
+    parser.add_argument('--message-mb', type=float, metavar='MB', help='maximum size of a message (default: 8)')
+    parser.add_argument('--connects', type=float, metavar='N', help='connections per second from one address; '
+                        'in total, ten times as many; 0: unlimited (default: 20)')
     parser.add_argument('--idle', type=float, metavar='S',
-                        help='a connection from which nothing comes for so long is closed [s] (default: 300)')
+                        help='close a connection after this long without a message [s] (default: 300)')
     parser.add_argument('--linger', type=float, metavar='S',
-                        help='a named session waits so long for its client to come back [s] (default: 30)')
-    parser.add_argument('--audit', metavar='FILE', help='who did what, as lines of JSON, without payloads')
-    parser.add_argument('--store', metavar='FOLDER', help='of sessions, which this host keeps for its fleet\'s '
+                        help='time that a named session waits for its client to reconnect [s] (default: 30)')
+    parser.add_argument('--audit', metavar='FILE', help='audit log: who did what, as JSON lines, without payloads')
+    parser.add_argument('--store', metavar='FOLDER', help='session store that this host keeps for its fleet\'s '
                         'servers; needs --client-ca, and accounts with fleet: true')
     parser.add_argument('--world', metavar='PATH', help='socket of worldmodel serve with an open world model, which answers '
-                        'the camera dialect in the engine\'s place')
-    parser.add_argument('--new-token', default='', metavar='NAME', help='print a token and its entry, and end')
+                        'the camera dialect instead of the engine')
+    parser.add_argument('--new-token', default='', metavar='NAME', help='print a token and its accounts entry, and exit')
     parser.set_defaults(run=_run)
 
 
@@ -104,7 +104,7 @@ def _from_file(file: str) -> dict[str, Any]:
         given = yaml.safe_load(Path(file).read_text()) or {}
         for name, value in given.items():
             if name not in kinds:
-                raise GatewayError(f'{file}: there is no option {name!r}: there are {", ".join(kinds)}')
+                raise GatewayError(f'{file}: there is no option {name!r}: the options are {", ".join(kinds)}')
             if not isinstance(value, _KINDS[kinds[name]]) or (isinstance(value, bool) and kinds[name] != 'bool'):
                 raise GatewayError(f'{file}: {name} is {value!r}: it must be {kinds[name]}')
         return given

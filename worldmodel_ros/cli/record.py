@@ -9,12 +9,12 @@ from worldmodel_ros.cli import arguments
 _EXAMPLES = """\
 examples:
   worldmodel up & worldmodel record           camera, commands, plans, predictions, diagnostics, until Ctrl-C
-  worldmodel record --out drive1              to the folder drive1, which must not be there yet
-  worldmodel record --namespace robot1        of one robot of several
-  worldmodel record --image /front/image_raw --cmd-vel /base/cmd_vel      of a robot with other names
+  worldmodel record --out drive1              to the folder drive1, which must not exist yet
+  worldmodel record --namespace robot1        one of several robots
+  worldmodel record --image /front/image_raw --cmd-vel /base/cmd_vel      a robot with other topic names
   worldmodel record --parameters mine.yaml    other topics, file size and memory (see config/recorder.yaml)
 
-The result is a rosbag2 of MCAP files: `worldmodel evaluate bag`, `ros2 bag` and Foxglove open it.
+The result is a rosbag2 of MCAP files: `worldmodel evaluate bag`, `ros2 bag` and Foxglove can open it.
 """
 
 
@@ -25,12 +25,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         description='Records a running system to a rosbag2 (MCAP) until Ctrl-C.',
         epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--out', type=Path, metavar='DIR',
-                        help='folder to be made (default: rosbag2_<date and time>)')
+                        help='folder to create (default: rosbag2_<date and time>)')
     parser.add_argument('--namespace', type=arguments.namespace, default='', help='ROS namespace of the robot')
     arguments.add_topics(parser, 'image', 'compressed_image', 'cmd_vel')
     parser.add_argument('--sim-time', action='store_true', help='take the time from /clock')
     parser.add_argument('--parameters', type=Path, nargs='+', default=[], metavar='FILE',
-                        help='parameter files that win over config/recorder.yaml')
+                        help='parameter files that override config/recorder.yaml')
     parser.set_defaults(run=_run)
 
 

@@ -14,35 +14,35 @@ if TYPE_CHECKING:
 
 _EXAMPLES = """\
 examples:
-  worldmodel replay drive                       play the bag; look on with RViz or Foxglove
-  worldmodel replay drive --goal red --record out/red   what would it have done? To a bag, with what it expected
+  worldmodel replay drive                       play the bag; watch in RViz or Foxglove
+  worldmodel replay drive --goal red --record out/red   record what it would have done, and its predictions
   worldmodel replay drive --paused              then, message by message:
       ros2 service call /replay/bag_player/play_next std_srvs/srv/Trigger
-  worldmodel replay drive --config map.yaml     where the topics cannot be guessed (config/evaluate/ has examples)
+  worldmodel replay drive --config map.yaml     if the topics cannot be guessed (examples in config/evaluate/)
 
-The model's node runs with simulated time, which the bag gives; no gate runs, and nothing is driven. All topics
-but /clock and /diagnostics are in the namespace /replay, and stay on this machine unless
-ROS_AUTOMATIC_DISCOVERY_RANGE is set, so that no robot takes them for its own.
-For numbers and a report, `worldmodel evaluate bag` needs no ROS and no time.
+The model's node runs on simulated time, from the bag; no gate runs, and no robot is driven. All topics
+except /clock and /diagnostics are in the namespace /replay, and stay on this machine unless
+ROS_AUTOMATIC_DISCOVERY_RANGE is set, so that no robot acts on them.
+For numbers and a report, use `worldmodel evaluate bag`, which needs neither ROS nor real time.
 """
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add the subcommand."""
     parser = subparsers.add_parser(
-        'replay', help='play a recorded drive into the running world model',
+        'replay', help='play a recording into the running world model',
         description='Plays a rosbag2 over real topics into the world model, to its end or until Ctrl-C.',
         epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('bag', type=Path, metavar='BAG', help='rosbag2 folder, or one .mcap or .db3 file')
     parser.add_argument('--config', type=Path, metavar='FILE',
-                        help='which topics are the camera, the actions and the goal (default: guess)')
+                        help='YAML file with the topics of camera, actions and goal (default: guessed)')
     parser.add_argument('--model', help='name of a shipped model, or folder of a trained one')
-    parser.add_argument('--goal', default='', help='what to plan for, where the bag has no goals (default: none)')
+    parser.add_argument('--goal', default='', help='goal to plan for, if the bag has none (default: none)')
     parser.add_argument('--rate', type=arguments.positive, default=1.0,
-                        help='seconds of the bag in one second (default: 1)')
-    parser.add_argument('--paused', action='store_true', help='begin paused')
-    parser.add_argument('--loop', action='store_true', help='begin again at the end')
-    parser.add_argument('--record', type=Path, metavar='DIR', help='record it all to a new bag')
+                        help='seconds of the bag per second (default: 1)')
+    parser.add_argument('--paused', action='store_true', help='start paused')
+    parser.add_argument('--loop', action='store_true', help='start over at the end')
+    parser.add_argument('--record', type=Path, metavar='DIR', help='record everything to a new bag')
     parser.add_argument('--namespace', type=arguments.namespace, default='replay',
                         help='ROS namespace of all topics (default: replay)')
     arguments.add_bringup(parser)

@@ -12,27 +12,27 @@ from worldmodel_ros.exit_codes import BAD_CONFIGURATION
 
 _EXAMPLES = """\
 examples:
-  worldmodel serve                                 one engine for the robots of this machine, until Ctrl-C
-  worldmodel serve --model FOLDER --smaller tiny   a model of your own, and a smaller one where there is no time for it
-  worldmodel serve --model FOLDER --gpus 4 --backend torch-fp8    a model that is divided among GPUs
+  worldmodel serve                                 one engine for the robots on this machine, until Ctrl-C
+  worldmodel serve --model FOLDER --smaller tiny   your own model, and a smaller one for when there is no time for it
+  worldmodel serve --model FOLDER --gpus 4 --backend torch-fp8    a model split across GPUs
   worldmodel serve --model FOLDER --socket PATH    an open world model (world.json), for worldmodel gateway --world PATH
-  worldmodel serve --status                        what a running server does, as JSON
+  worldmodel serve --status                        status of the running server, as JSON
   worldmodel up --namespace left right --set server:=true     server and two robots together
 
-A robot's node uses it with the parameter server:=auto, or the path given as --socket. While no server is there, each
-node drives with its own model. No ROS runs in this process. Exit codes: 0 after SIGINT or SIGTERM; 2 for a model or
-an option that is refused, where starting again is of no use; 4 where the GPU is lost to the process, which is to be
-started again; 1 for everything else, such as a socket in use.
+A robot's node uses it with the parameter server:=auto, or the path given as --socket. Without a server, each
+node drives with its own model. This process runs no ROS. Exit codes: 0 after SIGINT or SIGTERM; 2 if the model or an
+option is refused, so that a restart would not help; 4 if the process has lost the GPU and needs a restart; 1 for any
+other error, such as a socket in use.
 """
 
 
-_DESCRIPTION = 'Runs the model for the world model nodes of this machine, each with a session of its own.'
+_DESCRIPTION = 'Runs the model for the world model nodes on this machine, each with its own session.'
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add the subcommand."""
     _add_arguments(subparsers.add_parser(
-        'serve', help='run one engine for several robots of this machine', description=_DESCRIPTION, epilog=_EXAMPLES,
+        'serve', help='run one engine for several robots on this machine', description=_DESCRIPTION, epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter))
 
 
@@ -46,53 +46,53 @@ def main() -> int:
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--model', default='tiny', help='name of a shipped model, or folder of a trained one '
                         '(default: tiny)')
-    parser.add_argument('--smaller', default='', metavar='MODEL', help='second model, for answers for which the first '
-                        'one has no time (default: none)')
+    parser.add_argument('--smaller', default='', metavar='MODEL', help='second, faster model, for when there is no time '
+                        'for the first one (default: none)')
     parser.add_argument('--backend', default='auto', choices=BACKENDS,
-                        help='what runs the networks (default: auto)')
+                        help='back end of the networks (default: auto)')
     parser.add_argument('--gpus', type=int, default=1, metavar='N',
-                        help='GPUs that the first model is divided among, if its preset has tiles or it is an open world '
-                        'model (default: 1)')
+                        help='number of GPUs to split the first model across, if its preset has tiles or it is an open '
+                        'world model (default: 1)')
     parser.add_argument('--parallel', default=PARALLEL_KINDS[0], choices=PARALLEL_KINDS,
-                        help=f'how it is divided (default: {PARALLEL_KINDS[0]})')
-    parser.add_argument('--sessions', type=int, metavar='N', help='robots at a time (default: 8), or worlds of an open world '
-                        'model, each with memory of its own (default: 1)')
+                        help=f'how it is split (default: {PARALLEL_KINDS[0]})')
+    parser.add_argument('--sessions', type=int, metavar='N', help='maximum number of robots (default: 8), or of worlds of an '
+                        'open world model, each with its own memory (default: 1)')
     parser.add_argument('--socket', default='auto', metavar='PATH',
-                        help='where to listen (default: auto, this user\'s own)')
+                        help='socket to listen on (default: auto, per user)')
     parser.add_argument('--threads', type=int, default=1, metavar='N',
-                        help='threads of one network call on a CPU (default: 1)')
+                        help='threads per network call on a CPU (default: 1)')
     parser.add_argument('--realtime-priority', type=int, default=20, metavar='P',
-                        help='SCHED_FIFO priority where that is permitted, 1 to 99, or 0 for none (default: 20)')
-    parser.add_argument('--ticks', type=float, metavar='N', help='ticks a second of one robot, more are refused; 0: any '
-                        'number (default: twice as many as the period of the model asks for)')
-    parser.add_argument('--questions', type=float, default=4.0, metavar='N', help='what-if questions a second of one '
-                        'robot, more are refused; 0: any number (default: 4)')
+                        help='SCHED_FIFO priority, where permitted: 1 to 99, or 0 for none (default: 20)')
+    parser.add_argument('--ticks', type=float, metavar='N', help='ticks per second for one robot, more are refused; '
+                        '0: unlimited (default: twice the rate of the model)')
+    parser.add_argument('--questions', type=float, default=4.0, metavar='N', help='what-if questions per second for one '
+                        'robot, more are refused; 0: unlimited (default: 4)')
     parser.add_argument('--share', type=float, default=0.0, metavar='PART', help='part of the compute time, up to 1, '
-                        'that is each robot\'s own; it gets more while others leave some (default: 0, equal parts)')
-    parser.add_argument('--shortest-due', type=float, default=0.002, metavar='S', help='a tick whose answer is due '
-                        'sooner after its arrival is refused [s] (default: 0.002)')
-    parser.add_argument('--idle', type=float, default=60.0, metavar='S', help='a robot that sends nothing for so long '
-                        'loses its session until it has something to send [s]; 0: never (default: 60)')
-    parser.add_argument('--chunk-deadline', type=float, default=0.0, metavar='S', help='of an open world model: time in which '
-                        'the first chunk of a request must be there, and those that follow in time to be played; what would be '
-                        'late has half of the steps, or is refused [s]; 0: it is made however late (default: 0)')
-    parser.add_argument('--session-directory', default='', metavar='FOLDER', help='where robots\' sessions are saved '
+                        'reserved for each robot; it gets more while others use less (default: 0, equal parts)')
+    parser.add_argument('--shortest-due', type=float, default=0.002, metavar='S', help='refuse a tick whose answer is due '
+                        'sooner than this after its arrival [s] (default: 0.002)')
+    parser.add_argument('--idle', type=float, default=60.0, metavar='S', help='a robot that sends nothing for this long '
+                        'loses its session until it sends again [s]; 0: never (default: 60)')
+    parser.add_argument('--chunk-deadline', type=float, default=0.0, metavar='S', help='for an open world model: time allowed '
+                        'for the first chunk of a request; the following ones are due when they would be played; a chunk that '
+                        'would be late gets half of the steps, or is refused [s]; 0: chunks may be late (default: 0)')
+    parser.add_argument('--session-directory', default='', metavar='FOLDER', help='folder for saved sessions of robots '
                         '(default: worldmodel_sessions in $ROS_HOME or ~/.ros)')
     parser.add_argument('--session-files-max', type=int, default=MAX_FILES, metavar='N',
-                        help=f'saved sessions at most (default: {MAX_FILES})')
+                        help=f'maximum number of saved sessions (default: {MAX_FILES})')
     parser.add_argument('--session-disk-mb', type=float, default=MAX_MB, metavar='MB',
-                        help=f'MB of all saved sessions at most (default: {MAX_MB})')
+                        help=f'maximum size of all saved sessions [MB] (default: {MAX_MB})')
     parser.add_argument('--store', default='', metavar='WHERE', help='folder, URL of an object store, or wss:// of another '
-                        'host\'s gateway, in which sessions are kept while they tick: robots that reconnect go on in them, and '
-                        'they move from server to server (default: none)')
-    parser.add_argument('--store-memory-mb', type=float, default=256.0, metavar='MB', help='MB of them that are in the '
-                        'server\'s memory, too (default: 256)')
-    parser.add_argument('--resident', type=int, default=0, metavar='N', help='of the sessions, how many have pages at a time: '
-                        'the others are in the store until they are expected to tick (default: 0, all of them)')
-    parser.add_argument('--host-address', default='', metavar='URL', help='wss://host:port of the gateway before this server, '
-                        'by which sessions of other hosts come here (default: none)')
+                        'host\'s gateway, where sessions are stored while they tick: robots that reconnect resume them, and '
+                        'they can move between servers (default: none)')
+    parser.add_argument('--store-memory-mb', type=float, default=256.0, metavar='MB', help='part of the store that is also '
+                        'kept in the server\'s memory [MB] (default: 256)')
+    parser.add_argument('--resident', type=int, default=0, metavar='N', help='number of sessions that have pages at a time; '
+                        'the others are in the store until they are expected to tick (default: 0, all)')
+    parser.add_argument('--host-address', default='', metavar='URL', help='wss://host:port of the gateway of this server, '
+                        'through which sessions of other hosts come here (default: none)')
     arguments.add_host_files(parser)
-    parser.add_argument('--status', action='store_true', help='print the state of the running server, and end')
+    parser.add_argument('--status', action='store_true', help='print the status of the running server, and exit')
     parser.set_defaults(run=_run)
 
 

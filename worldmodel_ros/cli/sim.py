@@ -10,25 +10,25 @@ _EXAMPLES = """\
 examples:
   worldmodel sim                              an expert drives to the red object; out/sim/episode.gif
   worldmodel sim --seed 3 --goal blue,yellow  another room, two goals
-  worldmodel sim --top                        seen from above as well
-  worldmodel sim --format png                 single pictures instead of an animation
+  worldmodel sim --top                        with the view from above
+  worldmodel sim --format png                 single images instead of an animation
 """
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add the subcommand."""
     parser = subparsers.add_parser(
-        'sim', help='draw an episode of the simulator, driven by the expert',
-        description='Draws an episode of the simulator in which the expert drives, from the true state.',
+        'sim', help='render an episode of the simulator, driven by the expert',
+        description='Renders an episode of the simulator in which the expert drives, from the true state.',
         epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--seed', type=int, default=0, help='of the room (default: 0)')
+    parser.add_argument('--seed', type=int, default=0, help='seed of the room (default: 0)')
     parser.add_argument('--goal', type=arguments.goals, default=['red'], metavar='COLOUR,...',
                         help='goals, in turn (default: red)')
     parser.add_argument('--seconds', type=arguments.positive, default=12.0,
                         help='simulated time [s] (default: 12)')
     parser.add_argument('--size', type=int, default=192,
-                        help='side of the images [pixels] (default: 192; the model has 64)')
-    parser.add_argument('--top', action='store_true', help='put the view from above next to the camera\'s')
+                        help='side length of the images [pixels] (default: 192; the model uses 64)')
+    parser.add_argument('--top', action='store_true', help='show the view from above next to the camera image')
     parser.add_argument('--format', choices=('gif', 'png'), default='gif',
                         help='animation or single images (default: gif)')
     parser.add_argument('--out', type=Path, default=Path('out/sim'),

@@ -17,7 +17,7 @@ Evaluation = Callable[[int, Callable[[float], None]], dict]  # arguments: number
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Add the option for the result's destination."""
     parser.add_argument('--json', nargs='?', default='-', const='-', metavar='FILE',
-                        help='file for the result; none, or -: standard output (default)')
+                        help='file for the result; without one, or with -: standard output (default)')
 
 
 def report(command: str, chosen: argparse.Namespace, evaluate: Evaluation) -> dict:

@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _EXAMPLES = """examples:
-  # everything: simulated drives, autoencoder, teacher, student, self-forcing, calibration, evaluation
+  # everything: simulated episodes, autoencoder, teacher, student, self-forcing, calibration, evaluation
   worldmodel train --config config/train/tiny.yaml
 
-  # the same command goes on after Ctrl-C, and takes what is finished; some stages, other values
+  # the same command resumes after Ctrl-C, and keeps finished stages; some stages, other values
   worldmodel train --config config/train/tiny.yaml --stages data,vae
   worldmodel train --config config/train/tiny.yaml --out out/mine --set teacher.steps=2000 --set seed=1
 
-  # four GPUs of this machine; over several machines: torchrun ... -m worldmodel_ros.cli train --config ...
+  # four GPUs of this machine; on several machines: torchrun ... -m worldmodel_ros.cli train --config ...
   worldmodel train --config config/train/small.yaml --gpus 4
 
   # only the last stages, from a student that was trained elsewhere
@@ -27,11 +27,11 @@ _EXAMPLES = """examples:
   # variants that differ in a few keys, four at a time, and a table of them
   worldmodel train --config config/train/ablations.yaml --gpus 4
 
-  # go on from a model with recorded drives, which have no labels: the heads stay as they are
+  # continue from a model with recordings, which have no labels: the heads stay as they are
   worldmodel export drive1 drive2 --out data/drives
   worldmodel train --config config/train/recorded.yaml --data data/drives --out out/mine
 
-  # all stages in a minute, to see it work
+  # all stages in a minute, as a smoke test
   worldmodel train --config config/train/smoke.yaml --device cpu
 """
 
@@ -40,23 +40,23 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add the subcommand."""
     parser = subparsers.add_parser(
         'train', help='train a world model on simulated episodes',
-        description='Trains autoencoder, teacher and student, stage after stage.',
+        description='Trains autoencoder, teacher and student, stage by stage.',
         epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--config', type=Path, required=True, help='YAML file of the run (config/train/ has them)')
     parser.add_argument('--out', type=Path, help='folder of the run (default: out/NAME of the configuration)')
     parser.add_argument('--stages', default='', metavar='A,B',
                         help='these stages only (default: all of the configuration)')
     parser.add_argument('--set', action='append', default=[], metavar='KEY=VALUE', dest='overrides',
-                        help='another value for a key, such as teacher.steps=1000; can be given again')
+                        help='override a key of the configuration, such as teacher.steps=1000; may be repeated')
     parser.add_argument('--data', type=Path, nargs='+', metavar='FOLDER',
-                        help='LeRobot datasets instead of simulated drives (data.folders)')
+                        help='LeRobot datasets instead of simulated episodes (data.folders)')
     parser.add_argument('--init', type=Path,
-                        help='shipped model or folder to start from, in the place of the stages of learning before the '
-                             'first of --stages; its autoencoder is kept')
+                        help='shipped model or folder to start from, instead of the training stages before the first of '
+                             '--stages; its autoencoder is kept')
     parser.add_argument('--device', default='auto', help='cuda, cpu or auto (default)')
-    parser.add_argument('--gpus', type=int, default=1, help='processes, one for each GPU (default: 1)')
+    parser.add_argument('--gpus', type=int, default=1, help='number of processes, one per GPU (default: 1)')
     parser.add_argument('--take-from', type=Path, nargs='+', default=[], metavar='RUN',
-                        help='folders of other runs: stages of the same configuration are taken from them')
+                        help='folders of other runs, from which stages with the same configuration are taken')
     parser.set_defaults(run=_run)
 
 

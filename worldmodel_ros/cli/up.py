@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 _EXAMPLES = """\
 examples:
   worldmodel up                               the simulated robot and its world model, until Ctrl-C
-  worldmodel up --target robot                world model and gate alone, for a robot that is there already
-  worldmodel up --namespace left right        two robots that do not hear each other
-  worldmodel up --namespace left right --set server:=true     and that share one engine
+  worldmodel up --target robot                world model and gate only, for an existing robot
+  worldmodel up --namespace left right        two robots, isolated from each other
+  worldmodel up --namespace left right --set server:=true     and with one shared engine
   worldmodel up --set seed:=7 cmd_vel:=drive  values of config/bringup.yaml's arguments
-  worldmodel up --show-args                   which arguments there are, and what they are for
-  worldmodel up --parameters mine.yaml        a parameter file that wins over those in config/
+  worldmodel up --show-args                   list the arguments, with explanations
+  worldmodel up --parameters mine.yaml        a parameter file that overrides those in config/
 
-Where a ROS 2 distribution is installed, `ros2 launch worldmodel_ros` starts the same nodes.
-The nodes run on ROS_DOMAIN_ID if it is set, else on domain 0. Simulated robots hear no other machine, unless
-ROS_AUTOMATIC_DISCOVERY_RANGE is set; a real one is in the network that your environment says.
+If a ROS 2 distribution is installed, `ros2 launch worldmodel_ros` starts the same nodes.
+The nodes run on ROS_DOMAIN_ID if it is set, else on domain 0. Simulated robots communicate on this machine only, unless
+ROS_AUTOMATIC_DISCOVERY_RANGE is set; for a real robot, your environment sets the network.
 """
 
 
@@ -35,9 +35,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument('--target', choices=('sim', 'robot'), default='sim',
                         help='simulated or real robot (default: sim)')
     parser.add_argument('--namespace', type=arguments.namespace, nargs='+', default=[''], metavar='NAME',
-                        help='one robot for each namespace')
+                        help='namespaces, one for each robot')
     arguments.add_bringup(parser)
-    parser.add_argument('--show-args', action='store_true', help='show the arguments that --set takes, and start nothing')
+    parser.add_argument('--show-args', action='store_true', help='list the arguments of --set, and start nothing')
     arguments.add_start(parser)
     parser.set_defaults(run=_run)
 

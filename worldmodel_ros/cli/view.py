@@ -10,14 +10,14 @@ from worldmodel_ros.cli import arguments
 
 _EXAMPLES = """\
 examples:
-  worldmodel view drive1                      writes drive1.rrd, and says how to open it
-  worldmodel view drive1 --out look.rrd --every 0.5       two of each topic a second are enough
-  worldmodel view drive1 --open               and opens Rerun's viewer on it
-  worldmodel view --live                      what runs in this ROS domain, in Rerun's viewer, until Ctrl-C
-  worldmodel view --live --out look.rrd       the same into a file
-  worldmodel view --live --connect rerun+http://desk:9876/proxy       in a viewer that runs on another machine
+  worldmodel view drive1                      write drive1.rrd, and tell how to open it
+  worldmodel view drive1 --out look.rrd --every 0.5       at most two messages per second of each topic
+  worldmodel view drive1 --open               and open it in Rerun's viewer
+  worldmodel view --live                      the system running in this ROS domain, in Rerun's viewer, until Ctrl-C
+  worldmodel view --live --out look.rrd       the same, to a file
+  worldmodel view --live --connect rerun+http://desk:9876/proxy       in a viewer on another machine
 
-Camera, predicted frames, candidates with their scores, plan, tiers and what the gate limits, on one timeline. Needs the extra
+Shows camera, predicted frames, candidates with scores, plan, tiers and the gate's limits on one timeline. Needs the extra
 [view]: pip install 'worldmodel-ros[view]'.
 """
 
@@ -25,18 +25,18 @@ Camera, predicted frames, candidates with their scores, plan, tiers and what the
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add the subcommand."""
     parser = subparsers.add_parser(
-        'view', help='look at a bag, or at what runs, in Rerun',
-        description='Shows what a running world model does, or what a bag holds of one, as a Rerun recording.',
+        'view', help='show a bag or a running system in Rerun',
+        description='Shows a running world model, or the bag of one, as a Rerun recording.',
         epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('bag', type=Path, nargs='?', help='folder of a rosbag2, or one of its files')
-    parser.add_argument('--live', action='store_true', help='show what runs in this ROS domain')
-    parser.add_argument('--out', type=Path, metavar='FILE', help='.rrd file to write (default: name of the bag, here)')
+    parser.add_argument('--live', action='store_true', help='show the system running in this ROS domain')
+    parser.add_argument('--out', type=Path, metavar='FILE', help='.rrd file to write (default: name of the bag, .rrd)')
     parser.add_argument('--every', type=arguments.positive, metavar='S',
-                        help='show no more than one message of a topic in so many seconds (default: all)')
-    parser.add_argument('--open', action='store_true', help='open the viewer on the file of a bag')
-    parser.add_argument('--connect', metavar='URL', help='with --live: the viewer to show it in (default: one that is started)')
+                        help='show at most one message of each topic every S seconds (default: all)')
+    parser.add_argument('--open', action='store_true', help='open the file written from a bag in the viewer')
+    parser.add_argument('--connect', metavar='URL', help='with --live: viewer to connect to (default: start one)')
     parser.add_argument('--namespace', type=arguments.namespace, default='', help='with --live: ROS namespace of the robot')
-    parser.add_argument('--seconds', type=arguments.positive, metavar='S', help='with --live: end after so long')
+    parser.add_argument('--seconds', type=arguments.positive, metavar='S', help='with --live: end after S seconds')
     parser.set_defaults(run=_run)
 
 
@@ -45,7 +45,7 @@ def _run(chosen: argparse.Namespace) -> int:
         return _refuse('give a bag, or --live', 2)
     for_live = [f'--{name}' for name in ('connect', 'namespace', 'seconds') if getattr(chosen, name)]
     if for_live and not chosen.live:
-        return _refuse(f'{for_live[0]} goes with --live', 2)
+        return _refuse(f'{for_live[0]} needs --live', 2)
     if chosen.live and chosen.out and chosen.connect:
         return _refuse('give --out or --connect', 2)
     try:
@@ -67,7 +67,7 @@ def _of_bag(chosen: argparse.Namespace) -> int:
     except (BagError, OSError) as error:
         return _refuse(str(error))
     if not shown:
-        return _refuse(f'{chosen.bag} has no topic that is shown: record with worldmodel record')
+        return _refuse(f'{chosen.bag} has no topic that can be shown: record with worldmodel record')
     _tell(shown, target)
     if chosen.open:
         import subprocess
@@ -90,7 +90,7 @@ def _live(chosen: argparse.Namespace) -> int:
     except (OSError, RuntimeError, ValueError) as error:
         return _refuse(str(error))
     if not shown:
-        return _refuse('nothing that is shown was heard: start worldmodel up in this ROS domain, or give --namespace')
+        return _refuse('no topic that can be shown was received: start worldmodel up in this ROS domain, or give --namespace')
     _tell(shown, chosen.out)
     return 0
 

@@ -11,13 +11,13 @@ _MANEUVERS = ('forward', 'left', 'right', 'stop', 'backward', 'policy')
 _EXAMPLES = """\
 examples:
   worldmodel up &                             the system must be running, on the same ROS_DOMAIN_ID
-  worldmodel what-if                          forward, left, right or stop? Picture in out/what_if/what_if.png
-  worldmodel what-if --names left policy      turn left, or do what the model would do?
+  worldmodel what-if                          forward, left, right or stop? Image in out/what_if/what_if.png
+  worldmodel what-if --names left policy      turn left, or follow the model's policy?
   worldmodel what-if --horizon 1.6 --goal red     look further ahead; progress towards the red object
-  worldmodel what-if --image /front/image     of a robot that has another name for its camera
+  worldmodel what-if --image /front/image     a robot with another camera topic
 
-The control loop is not disturbed. Where the simulator runs, its true futures are drawn below the model's.
-On a robot with a ROS 2 distribution the same question is
+The control loop is not disturbed. With the simulator, its true futures are drawn below the model's.
+With a ROS 2 distribution, the same question is
   ros2 service call /world_model_node/what_if worldmodel_ros/srv/WhatIf "{names: [left, right]}"
 """
 
@@ -25,20 +25,20 @@ On a robot with a ROS 2 distribution the same question is
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add the subcommand."""
     parser = subparsers.add_parser(
-        'what-if', help='ask the running model what would follow from an action, and draw it',
-        description='Asks the model what would follow from each of several action sequences, from now on.',
+        'what-if', help='ask the running model for the outcomes of actions, and draw them',
+        description='Asks the model for the outcome of each of several action sequences, starting now.',
         epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--names', nargs='+', choices=_MANEUVERS, metavar='NAME',
-                        default=['forward', 'left', 'right', 'stop'], help=f'of {", ".join(_MANEUVERS)}')
+                        default=['forward', 'left', 'right', 'stop'], help=f'one or more of {", ".join(_MANEUVERS)}')
     parser.add_argument('--horizon', type=arguments.positive, default=0.8,
                         help='how far to look ahead [s] (default: 0.8)')
     parser.add_argument('--goal', choices=arguments.GOALS, default='',
-                        help='that progress refers to (default: the current one; the simulator knows none)')
+                        help='goal of the progress (default: the current one, which the simulator does not know)')
     parser.add_argument('--namespace', type=arguments.namespace, default='',
                         help='ROS namespace of the robot')
     arguments.add_topics(parser, 'image', 'compressed_image')
     parser.add_argument('--timeout', type=arguments.positive, default=10.0,
-                        help='to wait for the answer [s] (default: 10); what is not imagined by then is left out')
+                        help='time to wait for the answer [s] (default: 10); what is not predicted by then is left out')
     parser.add_argument('--out', type=Path, default=Path('out/what_if'),
                         help='folder for the image (default: out/what_if)')
     parser.set_defaults(run=_run)
