@@ -17,7 +17,7 @@ from worldmodel_ros.demo.summary import camera_to_command
 
 
 ROOMS = 4  # maximum number of rooms whose paths are drawn
-_TITLE = 'The path driven, seen from above'
+_TITLE = 'Driven path, seen from above'
 
 
 def draw_latency(path: Path, recording: Recording, deadline: float, note: str) -> None:
@@ -45,7 +45,7 @@ def draw_latency(path: Path, recording: Recording, deadline: float, note: str) -
             value = float(np.quantile(times, q))
             axes.axvline(value, color=style.INK, lw=1.0, ls=(0, (3, 2)))
             axes.text(value + 0.4, top * at, f'{name}\n{value:.1f} ms', va='top', fontsize=8.5)
-        axes.set(xlabel='stamp of the camera image to command received by the robot [ms]', ylabel='commands',
+        axes.set(xlabel='camera stamp to command received by the robot [ms]', ylabel='commands',
                  xlim=(0, bins[-1]))
         axes.legend(loc='upper left')
 
@@ -65,7 +65,7 @@ def draw_path(path: Path, recording: Recording, seconds: float) -> None:
     if not rooms:
         return
     width = 4.4 * len(rooms) + 0.9
-    with style.picture(path, max(width, 6.6), 5.4, _TITLE, f'{note}; movers where they began') as figure:
+    with style.picture(path, max(width, 6.6), 5.4, _TITLE, f'{note}; movers at their initial positions') as figure:
         for column, (room, poses) in enumerate(rooms):
             axes = figure.add_axes(((0.5 + 4.4 * column) / max(width, 6.6), 0.09, 3.8 / max(width, 6.6), 0.72))
             line = _draw_room(axes, poses, room.things, {room.target}, ())

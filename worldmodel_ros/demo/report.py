@@ -10,8 +10,8 @@ from worldmodel_ros.evaluate.report.style import CSS
 
 _OWN = 'img{max-width:100%;height:auto}ul.checks{list-style:none;padding:0}ul.checks li{margin:.3em 0}'
 _IMAGES = {  # by section: file and what it shows
-    'Futures': (('futures.gif', 'camera, and what was imagined before the command was decided'),
-                ('futures.png', 'what was imagined at three moments, and why each future was taken or not')),
+    'Futures': (('futures.gif', 'camera, and the futures predicted before the command was chosen'),
+                ('futures.png', 'predicted futures at three moments, and why each was chosen or not')),
     'Path': (('path.png', 'the path driven, seen from above'),),
     'Images': (('film_strip.png', 'predicted frames above those of the camera'),
                ('prediction.gif', 'predicted frames over time'),
@@ -42,17 +42,17 @@ def write_report(directory: Path, summary: dict, checks: Sequence[Check], conclu
 
 
 def _counts(caption: str, head: str, counts: Mapping[str, int]) -> str:
-    return table((head, 'times'), [(escape(name), str(count)) for name, count in counts.items()], caption) if counts else ''
+    return table((head, 'count'), [(escape(name), str(count)) for name, count in counts.items()], caption) if counts else ''
 
 
 def _decisions(decisions: dict) -> str:
     if not decisions:
         return ''
     off = decisions['movers_off_by_m']
-    return (_counts('What was chosen', 'candidate', decisions['chosen'])
-            + _counts('Why the others were rejected: the term that each loses most by', 'term', decisions['rejected_for'])
-            + table(('forecast of what moves', *(f'{ahead} s' for ahead in off)),
-                    [('off by, median [m]', *(_number(error) for error in off.values()))]))
+    return (_counts('Chosen candidates', 'candidate', decisions['chosen'])
+            + _counts('Why the others were rejected: the term that costs each one most', 'term', decisions['rejected_for'])
+            + table(('forecast of moving objects', *(f'{ahead} s' for ahead in off)),
+                    [('median error [m]', *(_number(error) for error in off.values()))]))
 
 
 def _rooms(rooms: Sequence[dict]) -> str:
@@ -62,11 +62,11 @@ def _rooms(rooms: Sequence[dict]) -> str:
 
 def _time(summary: dict) -> str:
     parts = [('camera to command', summary['camera_to_command_ms']),
-             *((f'of it: {name}', times) for name, times in summary['part_times_ms'].items() if times['commands'])]
-    return (table(('time [ms]', 'p50', 'p99', 'most'), [
+             *((f'of which {name}', times) for name, times in summary['part_times_ms'].items() if times['commands'])]
+    return (table(('time [ms]', 'p50', 'p99', 'max'), [
         (name, *(_number(times[key]) for key in ('p50', 'p99', 'max'))) for name, times in parts])
-        + _counts('Ticks by what served them', 'tier', {tier: count for tier, count in summary['tiers'].items() if count})
-        + _counts('Why nothing was imagined in time', 'reason', summary['not_imagined_because']))
+        + _counts('Ticks by tier', 'tier', {tier: count for tier, count in summary['tiers'].items() if count})
+        + _counts('Why nothing was predicted in time', 'reason', summary['not_imagined_because']))
 
 
 def _number(value: float | None) -> str:

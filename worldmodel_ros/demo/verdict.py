@@ -47,12 +47,12 @@ def judge(summary: dict) -> list[Check]:
     seconds, robot = summary['seconds'], summary['robot']
     distance, turned = robot['distance_m'], robot['turned_rad']
     checks = [
-        Check(f'{latency["commands"]} commands came from the model, {summary["rate_hz"]:.1f} ticks a second',
+        Check(f'{latency["commands"]} commands came from the model, {summary["rate_hz"]:.1f} ticks per second',
               latency['commands'] > 0, Weight.REQUIRED),
         Check(f'the robot drove {distance:.2f} m and turned by {turned:.1f} rad in {seconds:.0f} s',
               seconds > 0 and (distance > DRIVEN_V * seconds or turned > DRIVEN_W * seconds),
               Weight.REQUIRED),
-        Check(f'commands published too late, as the robot counted: {_number(late)} (allowed: 0)',
+        Check(f'commands published too late, counted by the robot: {_number(late)} (allowed: 0)',
               late == 0, Weight.REQUIRED),
         Check(f'camera to command: p50 {_number(latency["p50"])} ms, p99 {_number(latency["p99"])} ms '
               f'(budget {budget:.0f} ms)',
@@ -64,7 +64,7 @@ def judge(summary: dict) -> list[Check]:
         best = [Tier.TWO_STEP, Tier.ONE_STEP] if summary['task'] else [Tier.TWO_STEP]
         share, wanted = _share(summary, best), FORECAST_SHARE if summary['task'] else TWO_STEP_SHARE
         checks.append(Check(
-            f'{share:.1%} of the ticks were served in two steps{" or one" if summary["task"] else ""} (wanted: {wanted:.0%})',
+            f'{share:.1%} of the ticks were served with two steps{" or one" if summary["task"] else ""} (wanted: {wanted:.0%})',
             share >= wanted, Weight.WANTED))
     checks.append(_prediction(summary['prediction']))
     checks.append(_rooms(summary) if summary['task'] else _goals(summary))
@@ -96,14 +96,14 @@ def conclusion(checks: list[Check], summary: dict) -> str:
     model, budget = summary['model'], summary['deadline_ms']
     two, one = model.get('tick_two_step_ms'), model.get('tick_one_step_ms')
     could = (f'A {"decision" if summary["task"] else "tick"} takes {two:.0f} ms here with two steps and {one:.0f} ms with one, '
-             f'and {budget:.0f} ms are allowed from the camera to the robot, transport included; predictions could come at '
+             f'and {budget:.0f} ms are allowed from the camera to the robot, transport included; predictions are possible at '
              f'{model["predictions_possible_hz"]:.1f} Hz, after the command. ' if two and one else '')
     why = next((f'Mostly because {reason}. ' for reason in summary['not_imagined_because'] if reason), '').replace('#', 'some')
-    drove = ('by plans whose future had not been imagined in time' if not summary['task']
+    drove = ('by plans whose outcome had not been predicted in time' if not summary['task']
              else 'by the policy, by old plans or not at all, and not by what it imagined'
              if _share(summary, MODEL_TIERS) < MODEL_SHARE else 'by what it imagined, and not one image of that came in time')
-    return (f'The robot was safe, but the model is too slow on this machine: it drove {drove}. {why}{could}Free the cores of '
-            'other programs, permit real-time priority (docs/installing.md), or take a faster machine or a GPU.')
+    return (f'The robot was safe, but the model is too slow on this machine: it drove {drove}. {why}{could}Stop other '
+            'programs, allow real-time priority (docs/installing.md), or use a faster machine or a GPU.')
 
 
 def _share(summary: dict, tiers: Sequence[Tier]) -> float:
@@ -117,12 +117,12 @@ def _speed(summary: dict, served: int) -> list[Check]:
     in_time, published = summary['predictions']['in_time'], summary['predictions']['published']
     share = in_time / served if served else 0.0
     age = summary['predictions']['age_ms']
-    imagined = 'decided by what was imagined' if summary['task'] else 'answered after their future was imagined'
+    imagined = 'decided by predictions' if summary['task'] else 'answered after their future was predicted'
     return [
         Check(f'{by_model:.1%} of the ticks were {imagined} (wanted: {MODEL_SHARE:.0%})', by_model >= MODEL_SHARE,
               Weight.SPEED),
         # The commands of a task need no predicted images, which come if there is time between ticks; but some must come.
-        Check(f'{published} predictions were published, {in_time} before the time that they show: of {share:.1%} of '
+        Check(f'{published} predictions were published, {in_time} before the time that they show: for {share:.1%} of '
               f'the ticks (wanted: {PREDICTED_SHARE:.0%}); age p50 {_number(age["p50"])} ms, p99 {_number(age["p99"])} ms',
               share >= PREDICTED_SHARE, Weight.WANTED if summary['task'] and in_time else Weight.SPEED)]
 
@@ -146,7 +146,7 @@ def _prediction(scores: dict) -> Check:
     model, copy = scores['psnr_db'], scores['psnr_copy_last_db']
     if model is None:
         return Check('no prediction could be compared with what the camera saw while driving', False, Weight.WANTED)
-    return Check(f'predicted frames: {model:.1f} dB, {model - copy:+.1f} dB against copying the last frame '
+    return Check(f'predicted frames: {model:.1f} dB, {model - copy:+.1f} dB compared with repeating the last frame '
                  f'(wanted: {PREDICTION_MARGIN_DB:+.0f} dB), over {scores["frames"]} frames',
                  model - copy >= PREDICTION_MARGIN_DB, Weight.WANTED)
 

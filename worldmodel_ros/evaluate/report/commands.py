@@ -8,18 +8,18 @@ from .html import Run, escape, number, section, table
 from .plot import Plot, legend, over_time, padded
 
 UNITS = {'linear.x': 'm/s', 'angular.z': 'rad/s'}
-_ROWS = {'hold': 'the action of the step before', 'mean': 'the drive\'s mean action'}
+_ROWS = {'hold': 'action of the step before', 'mean': 'mean action of the recording'}
 
 
 def commands(runs: list[Run]) -> str:
     """Recorded and planned commands over time, and their differences in numbers."""
     if not all(run.evaluation.numbers['policy']['windows'] for run in runs):
-        return section('commands', 'Commands', '<p>The bag holds no actions that the plans could be compared with.</p>')
+        return section('commands', 'Commands', '<p>The bag has no actions to compare the plans with.</p>')
     goal = {run.kind: _goal(run) for run in runs}
     known = any('known_goal' in run.evaluation.numbers['policy'] for run in runs)
-    lead = ('The first command of each plan for the goal that was set at the time.' if known else
-            'The bag does not tell the goal. Drawn are the plans for the one whose plans are nearest to the drive as a '
-            'whole, which flatters the model; the table has all.')
+    lead = ('Shown is the first command of each plan for the goal that was set at the time.' if known else
+            'The bag does not contain the goal. Shown are the plans for the goal whose plans are nearest to the recording '
+            'as a whole, which flatters the model; the table has all goals.')
     return section('commands', 'Commands', ''.join(_over_time(run, goal[run.kind]) for run in runs),
                    *(_table(run, len(runs) > 1) for run in runs),
                    lead='What the model would have done, compared with what was executed in the step after each image. '
@@ -37,12 +37,12 @@ def _over_time(run: Run, goal: str) -> str:
     for i, name in enumerate(spec.action_names):
         values = np.concatenate([done[:, i], plans[:, i]])
         plot = Plot((0.0, max(float(times[-1]), 1e-3)), padded(values, 0.1, 0.05), width=960, height=190,
-                    x_label='time of the drive [s]' if i + 1 == len(spec.action_names) else '',
+                    x_label='recording time [s]' if i + 1 == len(spec.action_names) else '',
                     y_label=f'{name} [{UNITS.get(name, "SI")}]', x_ticks=10, y_ticks=4)
         plot.episodes(times, columns['episode'])
         plot.line(*over_time(times, done[:, i], columns['episode']), 'thin truth')
         plot.line(*over_time(times, plans[:, i], columns['episode']), f'thin {run.kind}')
-        plots.append(plot.svg(f'{name}: recorded and planned over the drive', wide=True))
+        plots.append(plot.svg(f'{name}: recorded and planned over time', wide=True))
     words = f'{run.name}, goal {escape(goal)}' if goal else f'{run.name}, goal as set'
     return ''.join(plots) + legend(('truth', 'executed'), (run.kind, words))
 

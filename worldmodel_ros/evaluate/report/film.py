@@ -31,11 +31,11 @@ def strip(shown: list[tuple[Run, Scene]]) -> str:
     parts += [cell(p, text, f'camera image {text}', 'truth') for p, text in zip(first.seen, ahead)]
     for run, scene in shown:
         title = 'The model predicted' if len(shown) == 1 else f'{run.name} predicted'
-        parts += [row(title, 'from what it had seen, and the actions that followed'), _GAP]
+        parts += [row(title, 'from earlier frames and the executed actions'), _GAP]
         parts += [cell(p, number(db, 1, 'dB'), f'predicted image {text}') for p, db, text in
                   zip(scene.predicted, scene.window.psnr_db, ahead)]
         parts += _differences('Difference', 'black: none', scene.predicted, scene.seen, ahead, None)
-    parts += _differences('Difference of the last frame repeated', 'as if nothing moved', [first.observed] * len(ahead),
+    parts += _differences('Difference when the last frame is repeated', 'as if nothing moved', [first.observed] * len(ahead),
                           first.seen, ahead, first.window.copy_psnr_db)
     return f'<div class="film" style="--columns:{len(first.seen) + 1}">{"".join(parts)}</div>'
 

@@ -11,7 +11,7 @@ def forecast(runs: list[Run]) -> str:
     if not shown:
         return ''
     return section('forecast', 'Forecast', *(_one(run, len(runs) > 1) for run in shown),
-                   lead='Where things were forecast to be, against where the same forecast sees them when that time has come.')
+                   lead='Forecast positions, compared with where the same forecast sees the objects at that time.')
 
 
 def _one(run: Run, named: bool) -> str:
@@ -20,4 +20,4 @@ def _one(run: Run, named: bool) -> str:
             for kind, ahead_rows in found['places'].items() for ahead, row in ahead_rows.items()]
     title = f'<h3>{run.name}</h3>' if named else ''
     return title + f'<p>{escape(in_words(found))}.</p>' + table(
-        ['what, time ahead', 'median error <small>[m]</small>', 'as if all stood still <small>[m]</small>', 'cases'], rows)
+        ['objects, time ahead', 'median error <small>[m]</small>', 'if nothing moved <small>[m]</small>', 'cases'], rows)

@@ -14,7 +14,7 @@ def goals(runs: list[Run]) -> str:
     """Goals and tasks in the order in which they were driven to; nothing where no decisions were recorded."""
     shown = [run for run in runs if run.evaluation.goals]
     return section('goals', 'Goals', *(_one(run, len(runs) > 1) for run in shown),
-                   lead='What the robot was driving to, as the recorded decisions name it.') if shown else ''
+                   lead='Goals and tasks of the robot, from the recorded decisions.') if shown else ''
 
 
 def _one(run: Run, named: bool) -> str:

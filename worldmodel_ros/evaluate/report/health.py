@@ -14,7 +14,7 @@ SEVERITY = {'error': 'Error', 'warning': 'Warning', 'info': 'Note'}
 def health(runs: list[Run]) -> str:
     """Findings with their remedies, and the counts behind them."""
     return section('health', 'Data health', *(_one(run, len(runs) > 1) for run in runs),
-                   lead='What reading the bag told about it: stamps, gaps, frozen and refused images.')
+                   lead='Findings from reading the bag: time stamps, gaps, frozen and refused images.')
 
 
 def _one(run: Run, named: bool) -> str:
@@ -22,7 +22,7 @@ def _one(run: Run, named: bool) -> str:
     title = f'<h3>{run.name}</h3>' if named else ''
     items = ''.join(f'<li><b class="sev-{finding.severity}">{SEVERITY[finding.severity]}</b>{escape(finding.text)}'
                     f'{_where(evaluation, finding)}</li>' for finding in evaluation.findings)
-    found = f'<ul class="findings">{items}</ul>' if items else '<p>Nothing is wrong with this recording.</p>'
+    found = f'<ul class="findings">{items}</ul>' if items else '<p>No problems were found in this recording.</p>'
     return title + found + _table(evaluation.health)
 
 
@@ -41,9 +41,9 @@ def _where(evaluation: Evaluation, finding: Finding) -> str:
 def _table(numbers: dict) -> str:
     began = numbers['first_stamp']
     when = datetime.fromtimestamp(began / NS, timezone.utc).strftime('%Y-%m-%d %H:%M:%S UTC') if began else '&ndash;'
-    rows = [['images, of which the model\'s ticks', f'{numbers["images"]}, {numbers["ticks"]}'], ['first stamp', when],
-            ['time between two images', _spread(numbers['spacing_s'])],
-            ['age of an image when it was recorded', _spread(numbers['age_on_receipt_s'])],
+    rows = [['images, and model ticks among them', f'{numbers["images"]}, {numbers["ticks"]}'], ['first stamp', when],
+            ['time between images', _spread(numbers['spacing_s'])],
+            ['age of an image when recorded', _spread(numbers['age_on_receipt_s'])],
             ['sizes', escape(', '.join(f'{size} ({count})' for size, count in numbers['sizes'].items())) or '&ndash;'],
             ['actions', str(numbers['actions'])]]
     rows += [[f'range of {escape(name)}', f'{number(low, 2)} to {number(high, 2)}']

@@ -17,9 +17,8 @@ def moments(runs: list[Run]) -> str:
         parts.append(title + _timeline(run) + _cards(run))
     return section(
         'surprise', 'Surprise', *parts,
-        lead='By how much each image was predicted worse, one step before, than the autoencoder alone would have '
-             'drawn it. '
-             f'The numbers lead to the images; red: beyond {THRESHOLD} robust standard deviations of this recording.')
+        lead='How much worse each image was predicted, one step before, than the autoencoder alone reconstructs it. '
+             f'The numbers link to the images; red: beyond {THRESHOLD} robust standard deviations of this recording.')
 
 
 def _anchor(run: Run, moment: Moment) -> str:
@@ -34,7 +33,7 @@ def _timeline(run: Run) -> str:
         return '<p>No image of this recording was predicted.</p>'
     top = max(float(there.max()), 1.0)
     plot = Plot((0.0, max(float(times[-1]), 1e-3)), (min(0.0, float(there.min())), top * 1.28), width=960, height=230,
-                x_label='time of the drive [s]', y_label='surprise [dB]', x_ticks=10)
+                x_label='recording time [s]', y_label='surprise [dB]', x_ticks=10)
     if limit(values) < top * 1.2:
         plot.horizontal(limit(values), '', f'{THRESHOLD} deviations')
     plot.episodes(times, columns['episode'])
@@ -42,13 +41,13 @@ def _timeline(run: Run) -> str:
     for index, moment in enumerate(run.evaluation.moments, start=1):
         plot.link(moment.time_s, moment.surprise_db, _anchor(run, moment), str(index),
                   f'{moment.time_s:.1f} s: {moment.surprise_db:.1f} dB', 'outlier' if moment.outlier else '')
-    return f'<div id="timeline-{run.kind}">{plot.svg("surprise over the time of the drive", wide=True)}</div>'
+    return f'<div id="timeline-{run.kind}">{plot.svg("surprise over time", wide=True)}</div>'
 
 
 def _cards(run: Run) -> str:
     evaluation, cards = run.evaluation, []
     if evaluation.moments and not any(moment.outlier for moment in evaluation.moments):
-        cards.append('<p>No moment stands out: nowhere is the model much more wrong than it always is on this drive. '
+        cards.append('<p>No moment stands out: nowhere is the model much worse than usual on this recording. '
                      'The worst windows are:</p>')
     for index, moment in enumerate(evaluation.moments, start=1):
         scene = evaluation.highlights.surprise(moment.peak - 1)
@@ -57,6 +56,6 @@ def _cards(run: Run) -> str:
         cards.append(
             f'<div class="moment" id="{_anchor(run, moment)}"><a class="back" href="#timeline-{run.kind}">timeline</a>'
             f'<h3>{index}. {moment.time_s:.1f} s</h3><p><small>{number(moment.surprise_db, 1, "dB")} worse than known, '
-            f'{number(moment.score, 1)} deviations{lasted}. The first image after now is the one that surprised.'
+            f'{number(moment.score, 1)} deviations{lasted}. The surprise is in the first image after now.'
             f'</small></p>{shown}</div>')
     return ''.join(cards)

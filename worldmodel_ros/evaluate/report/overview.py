@@ -33,12 +33,12 @@ def differences(comparison: Comparison) -> str:
         interval = comparison.differences[name]
         good = interval.above_zero if more_is_better else interval.below_zero
         bad = interval.below_zero if more_is_better else interval.above_zero
-        word = '<b class="b">B better</b>' if good else '<b class="a">A better</b>' if bad else 'open'
+        word = '<b class="b">B better</b>' if good else '<b class="a">A better</b>' if bad else 'not significant'
         between = bounds(interval.to_dict(), digits, sign=True) or '&ndash;'
         rows.append([words, signed(interval.mean, digits, unit), between, '&ndash;' if interval.mean is None else word])
     how = (f'Paired, over the same {comparison.windows} windows.' if comparison.paired else
-           'Of two different drives: what is easier to predict on one of them counts in this too.')
-    return section('compare', 'Comparison', table(['B less A', 'mean', '95 % interval', 'result'], rows), lead=how)
+           'Two different recordings: part of the difference may be that one is easier to predict.')
+    return section('compare', 'Comparison', table(['B minus A', 'mean', '95 % interval', 'result'], rows), lead=how)
 
 
 def _what(runs: list[Run]) -> str:
@@ -53,7 +53,7 @@ def _badge(verdict: Verdict) -> str:
 def _facts(run: Run, named: bool) -> str:
     subject, pace = run.evaluation.subject, run.evaluation.numbers['pace']
     episodes = f', in {pace["episodes"]} episodes' if pace['episodes'] != 1 else ''
-    facts = [('Drive', f'{escape(subject.bag)}, {pace["seconds"]:.1f} s, {pace["ticks"]} ticks of the model{episodes}'),
+    facts = [('Recording', f'{escape(subject.bag)}, {pace["seconds"]:.1f} s, {pace["ticks"]} model ticks{episodes}'),
              ('Model', f'{escape(subject.model)}, on {escape(subject.backend)}'),
              ('Topics', '<br>'.join(escape(line) for line in subject.mapping))]
     title = f'<dt></dt><dd><b>{run.name}</b></dd>' if named else ''
@@ -67,16 +67,16 @@ def _tiles(run: Run, named: bool) -> list[str]:
     deadline, what_if = evaluation.deadline, numbers['what_if']
     serious = sum(finding.severity != 'info' for finding in evaluation.findings)
     found = [
-        ('prediction', signed(gain['mean'], 1, 'dB'), 'prediction against repeating the last frame',
+        ('prediction', signed(gain['mean'], 1, 'dB'), 'prediction compared with repeating the last frame',
          _between(gain, 1)),
-        ('prediction', number(known['mean'], 1, 'dB'), 'autoencoder alone', 'above 28 dB the place looks familiar'),
+        ('prediction', number(known['mean'], 1, 'dB'), 'autoencoder alone', 'familiar place: 28 dB or more'),
         ('what-if', number(what_if['nearest_is_best']['mean'] * 100, 0, '%') if what_if['decisive'] else '&ndash;',
-         'what-if: the real action\'s branch is best', f'{what_if["decisive"]} windows; by chance 20 %'),
+         'what-if: the executed action\'s branch is best', f'{what_if["decisive"]} windows; chance level 20 %'),
         ('deadline', number(deadline.share(Tier.TWO_STEP) * 100, 1, '%') if deadline and deadline.ticks else '&ndash;',
-         'of the ticks by the two-step model in time', _latency(deadline)),
+         'of the ticks in time by the two-step model', _latency(deadline)),
         ('surprise', str(sum(moment.outlier for moment in evaluation.moments)), 'moments of surprise',
-         'the worst are shown with their images'),
-        ('health', str(serious), 'problems of the recording', 'with their remedies' if serious else '')]
+         'the worst are shown with images'),
+        ('health', str(serious), 'problems in the recording', 'with remedies' if serious else '')]
     mark = f'<small>{run.name}</small>' if named else ''
     return [f'<a class="tile" href="#{anchor}">{mark}<b>{value}</b><span>{words}</span><small>{note}</small></a>'
             for anchor, value, words, note in found]

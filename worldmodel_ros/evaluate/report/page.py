@@ -51,6 +51,6 @@ def _footer(provenance: Mapping[str, Any]) -> str:
     return (f'<footer><p><code>{escape(provenance["command"])}</code></p>'
             f'<p>{escape(provenance["time"])}, {escape(machine["cpu"])}, {machine["cores"]} cores, '
             f'Python {escape(machine["python"])}. {escape(versions)}.</p>'
-            '<p>All numbers are in <code>summary.json</code>, those of each window in <code>windows*.jsonl</code>, '
-            'next to this page. Intervals: 95 %, block bootstrap over the drive. How each number is defined: '
+            '<p>All numbers are in <code>summary.json</code>, values for each window in <code>windows*.jsonl</code>, '
+            'next to this page. Intervals: 95 %, block bootstrap over the recording. Definitions: '
             '<code>docs/evaluating.md</code>.</p></footer>')

@@ -15,15 +15,15 @@ MEASURES = (('psnr_db', 'copy_psnr_db', 'PSNR [dB]', 1), ('ssim', 'copy_ssim', '
 def prediction(runs: list[Run]) -> str:
     """Quality by horizon compared with copying the last image, and film strips."""
     if not any(run.evaluation.numbers['prediction']['all']['pictures'] for run in runs):
-        return section('prediction', 'Prediction', '<p>No prediction could be compared with what came.</p>')
+        return section('prediction', 'Prediction', '<p>No prediction could be compared with a camera image.</p>')
     subset = _subset(runs)
     plots = ''.join(_by_horizon(runs, subset, *measure) for measure in MEASURES)
-    words = 'while the robot moved' if subset == 'moving' else 'of the whole drive, since the robot never moved enough'
+    words = 'while the robot moved' if subset == 'moving' else 'of the whole recording, as the robot never moved enough'
     keys = [(run.kind, run.name) for run in runs] + [('copy', 'last frame repeated')]
     return section(
         'prediction', 'Prediction', f'<div class="pair">{plots}</div>', legend(*keys), _table(runs), _strips(runs),
-        lead=f'Pictures {words}, each predicted from what had been seen until then and the actions that were really '
-             'executed. Repeating the last frame is what a model that knows nothing would do. Bands: 95 % intervals.')
+        lead=f'Images {words}, each predicted from the frames up to then and the actions that were executed afterwards. '
+             'Repeating the last frame is the baseline of a model that knows nothing. Bands: 95 % intervals.')
 
 
 def _subset(runs: list[Run]) -> str:
@@ -53,7 +53,7 @@ def _by_horizon(runs: list[Run], subset: str, name: str, copy: str, label: str, 
 def _table(runs: list[Run]) -> str:
     names = (('psnr_db', 'PSNR', 1, 'dB'), ('copy_psnr_db', 'PSNR of the last frame repeated', 1, 'dB'),
              ('gain_db', 'gain in PSNR', 1, 'dB'), ('ssim', 'SSIM', 3, ''),
-             ('copy_ssim', 'SSIM of the last picture copied', 3, ''), ('gain_ssim', 'gain in SSIM', 3, ''))
+             ('copy_ssim', 'SSIM of the last frame repeated', 3, ''), ('gain_ssim', 'gain in SSIM', 3, ''))
     columns = [(run, subset) for run in runs for subset in SUBSETS]
     scores = [run.evaluation.numbers['prediction'][subset] for run, subset in columns]
     rows = [['pictures', *(str(score['pictures']) for score in scores)]]
@@ -61,9 +61,9 @@ def _table(runs: list[Run]) -> str:
         gain = name.startswith('gain')
         rows.append([text, *((signed if gain else number)(score[name]['mean'], digits, unit)
                              + bounds(score[name], digits, gain) for score in scores)])
-    rows.append(['PSNR of the autoencoder alone <small>the bound of every prediction</small>', *(
+    rows.append(['PSNR of the autoencoder alone <small>the upper bound of every prediction</small>', *(
         _known(run) if subset == 'all' else '' for run, subset in columns)])
-    head = [f'{run.letter} {words}' for run in runs for words in ('moving', 'whole drive')]
+    head = [f'{run.letter} {words}' for run in runs for words in ('moving', 'whole recording')]
     return table(['Mean over all horizons', *head], rows)
 
 
@@ -90,8 +90,8 @@ def _strips(runs: list[Run]) -> str:
                          f'{_actions(group[0], scene)}</figcaption>{strip(shown)}</figure>')
     if not parts:
         return ''
-    return ('<h3>Where the image changed most</h3><p class="lead">Chosen by the camera alone, not by how good the '
-            'prediction was.</p>' + ''.join(parts))
+    return ('<h3>Where the image changed most</h3><p class="lead">Selected by the camera images alone, not by the '
+            'quality of the prediction.</p>' + ''.join(parts))
 
 
 def _actions(run: Run, scene) -> str:

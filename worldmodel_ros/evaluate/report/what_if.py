@@ -11,25 +11,25 @@ def what_if(runs: list[Run]) -> str:
     parts = [_table(runs), *(_examples(run, len(runs) > 1) for run in runs)]
     return section(
         'what-if', 'What if', *parts,
-        lead=f'At some ticks the model imagined {len(MANEUVERS)} maneuvers: {", ".join(MANEUVERS)}. If it takes actions '
-             'seriously, the branch most like what was really done is the one whose images are nearest to what came.')
+        lead=f'At some ticks the model predicted {len(MANEUVERS)} maneuvers: {", ".join(MANEUVERS)}. If its predictions follow '
+             'the actions, the branch nearest to the executed action has the images nearest to those of the camera.')
 
 
 def _table(runs: list[Run]) -> str:
     found = [run.evaluation.numbers['what_if'] for run in runs]
     if not any(numbers['decisive'] for numbers in found):
-        return '<p>The drive has no window in which the real action was clearly nearest to one of the maneuvers.</p>'
+        return '<p>The recording has no window in which the executed action was clearly nearest to one maneuver.</p>'
 
     def cells(show) -> list[str]:
         return [show(numbers) if numbers['decisive'] else '&ndash;' for numbers in found]
     rows = [
-        ['the branch most like the real action was the best', *cells(
+        ['the branch nearest to the executed action was the best', *cells(
             lambda n: number(n['nearest_is_best']['mean'] * 100, 0, '%') + _share_bounds(n['nearest_is_best']))],
         ['a model that ignores the action', *cells(lambda n: number(n['chance'] * 100, 0, '%'))],
         ['always naming the most frequent maneuver', *cells(lambda n: number(n['always'] * 100, 0, '%'))],
         [f'mean rank of that branch, of {len(MANEUVERS)}', *cells(
             lambda n: number(n['mean_rank']['mean'], 2) + bounds(n['mean_rank'], 2))],
-        ['windows asked, and those in which the action was clear', *cells(lambda n: f'{n["asked"]}, {n["decisive"]}')]]
+        ['windows evaluated, and those with a clear action', *cells(lambda n: f'{n["asked"]}, {n["decisive"]}')]]
     return table(['', *(run.name for run in runs)], rows)
 
 
@@ -46,15 +46,15 @@ def _examples(run: Run, named: bool) -> str:
         window = scene.window
         branches = window.branches
         ahead = len(scene.seen) * run.evaluation.spec.step_period
-        cells = [cell(scene.branches[''], 'came', f'camera picture {ahead:.1f} s ahead', 'truth')]
+        cells = [cell(scene.branches[''], 'camera', f'camera image {ahead:.1f} s ahead', 'truth')]
         for branch in MANEUVERS:
             below = f'{branch}<br>{number(branches.psnr_db[branch], 1, "dB")}'
             kind = 'best' if branch == branches.best else ''
-            cells.append(cell(scene.branches[branch], below, f'imagined: {branch}', kind))
-        note = f'at {window.time_s:.1f} s, {ahead:.1f} s ahead; nearest: {name}; framed in blue: the best branch'
-        parts.append(f'<figure><div class="film" style="--columns:{len(MANEUVERS) + 1}">{row("Done: " + name, note)}'
+            cells.append(cell(scene.branches[branch], below, f'predicted: {branch}', kind))
+        note = f'at {window.time_s:.1f} s, {ahead:.1f} s ahead; nearest: {name}; blue frame: the best branch'
+        parts.append(f'<figure><div class="film" style="--columns:{len(MANEUVERS) + 1}">{row("Executed: " + name, note)}'
                      f'{"".join(cells)}</div></figure>')
     if not parts:
         return ''
-    title = f'Where the real action was most like one maneuver{": " + run.name if named else ""}'
+    title = f'Where the executed action was nearest to one maneuver{": " + run.name if named else ""}'
     return f'<h3>{title}</h3>' + ''.join(parts)
