@@ -26,7 +26,7 @@ class Field:
 
     def __post_init__(self) -> None:
         if not all(_STEP.match(step) for step in self.path.split('.')):
-            raise BagError(f'{self.path!r} is no path to a field: write it as twist.linear.x, data[0] or '
+            raise BagError(f'{self.path!r} is not the path of a field: write it as twist.linear.x, data[0] or '
                            'velocity[joint]')
 
     def read(self, message: Any) -> float:

@@ -48,7 +48,7 @@ def _in_folder(folder: Path) -> BagFiles:
     there = sorted((p for p in folder.iterdir() if p.is_file() and _storage_suffix(p)), key=_natural)
     if not there:
         names = ', '.join(sorted(p.name for p in folder.iterdir())[:8]) or 'nothing'
-        raise BagError(f'{folder} is no bag: it has no .mcap or .db3 file, only {names}. Give the folder that '
+        raise BagError(f'{folder} is not a bag: it has no .mcap or .db3 file, only {names}. Give the folder that '
                        '`ros2 bag record` wrote')
     metadata = folder / 'metadata.yaml'
     if not metadata.exists():
@@ -88,7 +88,7 @@ def _check_kind(path: Path) -> None:
                        f'{path} --dst {path.with_suffix("")}`')
     if _storage_suffix(path) is None:
         raise BagError(f'{path} is neither .mcap nor .db3: give the folder that `ros2 bag record` wrote, or a file '
-                       'of it')
+                       'in it')
 
 
 def _unpack(path: Path, folder: Path, problems: list[Problem]) -> Path:

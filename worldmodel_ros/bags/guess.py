@@ -73,7 +73,7 @@ def _image_topic(bag: Bag) -> str:
     colour = [name for name in colour if name.removesuffix(_COMPRESSED) == name
               or name.removesuffix(_COMPRESSED) not in colour]
     if not colour:
-        raise BagError(f'{bag.path} has depth images only ({", ".join(sorted(depth))}), and the model takes '
+        raise BagError(f'{bag.path} has depth images only ({", ".join(sorted(depth))}), but the model needs '
                        'colour: record the colour camera')
     known = [name for name in colour if name.removesuffix(_COMPRESSED) == _IMAGE]
     return _choose('image_topic', 'cameras', colour, known, bag)
@@ -96,7 +96,7 @@ def _action_topic(bag: Bag, notes: list[str]) -> str | None:
     for types in (_TWISTS, _STEERED, _ODOMETRY):
         found = of(types)
         if found:
-            chosen = _choose('action_topic', 'topics of actions', found, [n for n in found if n == _ACTION], bag)
+            chosen = _choose('action_topic', 'action topics', found, [n for n in found if n == _ACTION], bag)
             if types is _ODOMETRY:
                 notes.append(f'No commands were recorded: the measured motion of {chosen} is taken as the action.')
             return chosen
@@ -104,7 +104,7 @@ def _action_topic(bag: Bag, notes: list[str]) -> str | None:
         raise MappingQuestion(
             f'{bag.path}: the numbers in {", ".join(of(_UNNAMED))} may be the actions, but their type does not say '
             f'what they mean. Write into a file for --config:\n\naction_topic: {of(_UNNAMED)[0]}\n\nand you will be '
-            'asked for its fields; or action_topic: none, to go without')
+            'asked for its fields; or action_topic: none, to use no actions')
     return None
 
 
@@ -125,8 +125,8 @@ def _fields(topic: Topic, names: tuple[str, ...]) -> tuple[Any, ...]:
         return twist_fields(twist, names)
     lines = '\n'.join(f'  {name}: {_example(topic, name)}' for name in names)
     raise MappingQuestion(
-        f'{topic.name} is a {topic.type}, and what its numbers are to the model has to be said. Write into a file '
-        'for --config, with your fields, and scales that lead to SI units:\n\n'
+        f'{topic.name} is a {topic.type}, and its fields must be mapped to the actions of the model. Write into a file '
+        'for --config, with your fields, and scales to SI units:\n\n'
         f'action_topic: {topic.name}\nactions:\n{lines}\n')
 
 
@@ -145,7 +145,7 @@ def _check(bag: Bag, key: str, name: str | None, types: Sequence[str]) -> None:
     if name not in bag.topics:
         raise BagError(f'{key} is {name}, which is not in {bag.path}; its topics are {_list(bag)}')
     if types and bag.topics[name].type not in types:
-        raise BagError(f'{key}: {name} is a {bag.topics[name].type}, and it must be a {" or ".join(types)}')
+        raise BagError(f'{key}: {name} is a {bag.topics[name].type}, but it must be a {" or ".join(types)}')
 
 
 def _list(bag: Bag) -> str:

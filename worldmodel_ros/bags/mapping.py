@@ -116,7 +116,7 @@ def _timeout(value: Any, path: Path) -> float:
 def _actions(config: Any, names: tuple[str, ...], path: Path) -> tuple[Field | YawRate, ...]:
     if not isinstance(config, Map) or set(config) != set(names):
         got = ', '.join(map(str, config)) if isinstance(config, Map) else config
-        raise BagError(f'{path}: actions must say where each of the model\'s actions is, which are {", ".join(names)}; '
+        raise BagError(f'{path}: actions must give a field for each action of the model, which are {", ".join(names)}; '
                        f'got {got}')
     return tuple(_action(config[name], f'{path}: actions: {name}') for name in names)
 

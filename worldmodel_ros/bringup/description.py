@@ -234,12 +234,12 @@ class _Reader:
         names = [node.name for node in nodes]
         for name in names:
             if names.count(name) > 1:
-                raise self._error('nodes', f"two nodes are named '{name}': give each a name of its own")
+                raise self._error('nodes', f"two nodes are named '{name}': give each its own name")
         arguments = self._mapping('arguments', content.get('arguments') or {})
         for node in nodes:
             for name in node.only_with:
                 if name not in arguments:
-                    raise self._error(f'nodes ({node.name})', f"only_with is '{name}', which is no argument here: there are "
+                    raise self._error(f'nodes ({node.name})', f"only_with is '{name}', which is not an argument: there are "
                                                               f"{', '.join(arguments)}")
         return Description(
             nodes, tuple(self._argument(name, entry, names) for name, entry in arguments.items()),
@@ -259,7 +259,7 @@ class _Reader:
             names = values.get(key, [])
             names = [names] if isinstance(names, str) else names
             if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-                raise self._error(where, f'{key} is {names!r}: it must be a text or a list of them')
+                raise self._error(where, f'{key} is {names!r}: it must be a string or a list of strings')
             values[key] = tuple(names)
         for target in values['only_for']:
             if target not in TARGETS:
@@ -311,7 +311,7 @@ class _Reader:
     def _mapping(self, where: str, value: Any, known: set[str] | None = None,
                  required: Iterable[str] = ()) -> dict[str, Any]:
         if not isinstance(value, dict):
-            raise self._error(where, f'must be a mapping, and is {type(value).__name__}')
+            raise self._error(where, f'must be a mapping, but is {type(value).__name__}')
         if known is not None:
             for key in value:
                 if key not in known:

@@ -23,8 +23,8 @@ def robots(target: str, namespaces: Sequence[str], arguments: Mapping[str, Any])
     if len(namespaces) < 2:
         return [(name, dict(arguments)) for name in namespaces]
     if target == 'sim' and str(arguments.get('use_sim_time')).lower() == 'true':
-        raise DescriptionError('use_sim_time: each simulated robot would publish a /clock of its own: '
-                               'leave it false, or start one robot')
+        raise DescriptionError('use_sim_time: each simulated robot would publish its own /clock: '
+                               'leave it false, or start a single robot')
     base_frame = str(arguments.get('base_frame') or BASE_FRAME).strip('/')
     result = []
     for number, name in enumerate(namespaces):
@@ -39,4 +39,4 @@ def _seed(value: Any) -> int:
     try:
         return int(value)
     except ValueError as error:
-        raise DescriptionError(f'seed: {value!r} is no whole number') from error
+        raise DescriptionError(f'seed: {value!r} is not a whole number') from error

@@ -49,7 +49,7 @@ def prepare(arguments: Mapping[str, Any]) -> Replay:
 
     given = {name: value for name, value in arguments.items() if value not in (None, '')}
     if 'bag' not in given:
-        raise DescriptionError('bag: name the rosbag2 folder that is to be played')
+        raise DescriptionError('bag: name the rosbag2 folder to play')
     try:
         rate = float(given.get('rate', 1.0))
     except ValueError as error:

@@ -96,7 +96,7 @@ class Supervisor:
         """Wait until a ``required`` node has ended, and return its exit code. Raises ValueError if no node is required."""
         required = [process for process in self.processes.values() if process.required]
         if not required:
-            raise ValueError('no node here is required: nothing would ever end this')
+            raise ValueError('no node here is required, so nothing would ever end this')
         while True:
             for process in required:
                 if process.exit_codes:

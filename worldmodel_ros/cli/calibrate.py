@@ -46,7 +46,7 @@ def _run(chosen: argparse.Namespace) -> int:
         print('worldmodel calibrate: give a bag, or --drive', file=sys.stderr)
         return 2
     if chosen.drive and not chosen.deadman:
-        print('worldmodel calibrate: nothing drives without --deadman: a topic that is held by a person', file=sys.stderr)
+        print('worldmodel calibrate: --drive needs --deadman, the topic of a switch that a person holds', file=sys.stderr)
         return 2
     import yaml
 

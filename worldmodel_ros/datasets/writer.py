@@ -18,7 +18,7 @@ from .statistics import Statistics
 def new_folder(folder: Path) -> None:
     """Create the folder of a dataset. Raises FileExistsError if it is not empty."""
     if folder.exists() and any(folder.iterdir()):
-        raise FileExistsError(f'{folder} is not empty: an export never overwrites, name a new folder')
+        raise FileExistsError(f'{folder} is not empty: an export never overwrites files, name a new folder')
     folder.mkdir(parents=True, exist_ok=True)
 
 

@@ -79,7 +79,7 @@ class Lens:
 
     def __post_init__(self) -> None:
         if not all(map(math.isfinite, (*self.focal, *self.centre, *self.coefficients))) or min(self.focal) <= 0.0:
-            raise CameraError(f'camera_info is no camera: focal lengths {self.focal}, centre {self.centre}, distortion '
+            raise CameraError(f'camera_info is not valid: focal lengths {self.focal}, centre {self.centre}, distortion '
                               f'{self.coefficients}: calibrate the camera again')
         counts = (0, 4) if self.model == EQUIDISTANT else (0, *POLYNOMIAL.get(self.model, ()))
         if len(self.coefficients) not in counts:

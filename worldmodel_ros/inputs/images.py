@@ -251,10 +251,10 @@ def _jpeg_size(data: bytes) -> tuple[int, int] | None:
 
 
 def _undecodable(data: bytes, form: str) -> ImageError:
-    return ImageError('not decodable', f'{len(data)} bytes of format {form!r} are no image that OpenCV can decode: publish '
+    return ImageError('not decodable', f'{len(data)} bytes of format {form!r} cannot be decoded as an image by OpenCV: publish '
                       'JPEG or PNG')
 
 
 def _depth(encoding: str) -> ImageError:
-    return ImageError('depth image', f'{encoding!r} is a depth or 16-bit image, and the model takes colour: '
+    return ImageError('depth image', f'{encoding!r} is a depth or 16-bit image, but the model needs colour: '
                       'remap the image topic to the colour camera')
