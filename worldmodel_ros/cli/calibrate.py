@@ -30,7 +30,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument('--odometry', default='', metavar='TOPIC', help='wheel odometry (default: odom)')
     parser.add_argument('--drive', action='store_true', help='drive the robot through steps instead of reading a bag')
     parser.add_argument('--deadman', metavar='TOPIC', help='deadman switch: sensor_msgs/Joy or std_msgs/Bool')
-    parser.add_argument('--button', type=int, metavar='N', help='button of sensor_msgs/Joy; without it: std_msgs/Bool')
+    parser.add_argument('--button', type=int, metavar='N', help='button of sensor_msgs/Joy; without it, std_msgs/Bool')
     parser.add_argument('--speed', type=arguments.positive, default=0.2, metavar='V', help='maximum, m/s (default: 0.2)')
     parser.add_argument('--turn', type=arguments.positive, default=0.6, metavar='W', help='maximum, rad/s (default: 0.6)')
     parser.add_argument('--namespace', type=arguments.namespace, default='', help='ROS namespace of the robot')

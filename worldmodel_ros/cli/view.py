@@ -17,8 +17,8 @@ examples:
   worldmodel view --live --out look.rrd       the same, to a file
   worldmodel view --live --connect rerun+http://desk:9876/proxy       in a viewer on another machine
 
-Shows camera, predicted frames, candidates with scores, plan, tiers and the gate's limits on one timeline. Needs the extra
-[view]: pip install 'worldmodel-ros[view]'.
+Shows camera, predicted frames, candidates with scores, plan, tiers and what the gate limits on one timeline. Needs the
+extra [view]: pip install 'worldmodel-ros[view]'.
 """
 
 
@@ -30,7 +30,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('bag', type=Path, nargs='?', help='folder of a rosbag2, or one of its files')
     parser.add_argument('--live', action='store_true', help='show the system running in this ROS domain')
-    parser.add_argument('--out', type=Path, metavar='FILE', help='.rrd file to write (default: name of the bag, .rrd)')
+    parser.add_argument('--out', type=Path, metavar='FILE', help='.rrd file to write (default: name of the bag with .rrd)')
     parser.add_argument('--every', type=arguments.positive, metavar='S',
                         help='show at most one message of each topic every S seconds (default: all)')
     parser.add_argument('--open', action='store_true', help='open the file written from a bag in the viewer')
