@@ -30,7 +30,7 @@ For numbers and a report, use `worldmodel evaluate bag`, which needs neither ROS
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add the subcommand."""
     parser = subparsers.add_parser(
-        'replay', help='play a recording into the running world model',
+        'replay', help='play a recording into the world model',
         description='Plays a rosbag2 over real topics into the world model, to its end or until Ctrl-C.',
         epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('bag', type=Path, metavar='BAG', help='rosbag2 folder, or one .mcap or .db3 file')
