@@ -50,7 +50,7 @@ def test_no_result_has_used_the_seeds():
     for file in (result_file.ROOT / 'benchmarks' / 'results').glob('*.json'):
         if not file.name.startswith('control_judged'):
             used |= seeds(json.loads(file.read_text()))
-    assert {15911956, 14010800, 9831000} <= used  # seeds are found where results tell them
+    assert {15911956, 24569817, 9831000} <= used  # seeds are found where results tell them
     assert not [seed for seed in used if seed in control_judged.SEEDS]
     assert control_judged.SEEDS.start + _ANOTHER >= control_judged.SEEDS.stop  # nor are rooms another's future
 
