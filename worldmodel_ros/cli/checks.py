@@ -96,7 +96,7 @@ def packages(_: dict[str, str]) -> Finding:
     if missing:
         return Finding(Level.FAIL, f'Python packages are missing: {", ".join(missing)}',
                        'make setup, or pip install .')
-    return Finding(Level.OK, f'all Python packages are there (torch {metadata.version("torch")})')
+    return Finding(Level.OK, f'all Python packages are installed (torch {metadata.version("torch")})')
 
 
 def interfaces(_: dict[str, str]) -> Finding:
@@ -118,7 +118,7 @@ def weights(_: dict[str, str]) -> Finding:
     models = sorted(path.parent for path in WEIGHTS.glob('*/model.json'))
     if not models:
         return Finding(Level.FAIL, f'no model in {WEIGHTS}',
-                       'check out the weights, or make them with "worldmodel train"')
+                       'check out the weights, or train a model with "worldmodel train"')
     sizes = [sum(f.stat().st_size for f in folder.rglob('*') if f.is_file()) for folder in models]
     named = (f'{model.name} ({size / 2 ** 20:.1f} MiB)' for model, size in zip(models, sizes))
     return Finding(Level.OK, 'models: ' + ', '.join(named))
@@ -128,10 +128,10 @@ def ros(surroundings: dict[str, str]) -> Finding:
     """Check that a message goes over DDS."""
     code, output = _child(_ROS, surroundings)
     if code == 0 and output:
-        return Finding(Level.OK, f'a message went through {output}')
+        return Finding(Level.OK, f'ROS 2 messages are delivered ({output})')
     if code == 0:
-        return Finding(Level.FAIL, 'a message did not come back within 10 s',
-                       'look at ROS_AUTOMATIC_DISCOVERY_RANGE, ROS_STATIC_PEERS and the firewall')
+        return Finding(Level.FAIL, 'no ROS 2 message was delivered within 10 s',
+                       'check ROS_AUTOMATIC_DISCOVERY_RANGE, ROS_STATIC_PEERS and the firewall')
     return Finding(Level.FAIL, f'rclpy does not start: {output}',
                    'make setup, or source the setup.bash of your distribution')
 
@@ -149,14 +149,14 @@ def security(surroundings: dict[str, str]) -> Finding:
                    if (reason := dds_security.refusal(['--enclave', f'/{name}'], surroundings, path))]
         if refused:
             return Finding(Level.FAIL, f'the nodes refuse to start: {refused[0]}', 'docs/security.md')
-        return Finding(Level.OK, 'DDS security is asked for, and is there for all nodes')
+        return Finding(Level.OK, 'DDS security is enabled, and available for all nodes')
     if there == 'other':
-        return Finding(Level.OK, 'nodes do not ask for DDS security; whether this middleware, which is not Fast DDS, has it is '
-                                 'not known')
+        return Finding(Level.OK, 'nodes do not use DDS security (ROS_SECURITY_ENABLE); whether this middleware, which is not '
+                                 'Fast DDS, supports it is unknown')
     if there == 'True':
-        return Finding(Level.OK, f'{library} has DDS security; nodes do not ask for it (ROS_SECURITY_ENABLE)')
-    return Finding(Level.OK, f'{library} has no DDS security: anyone on the network of the nodes can hear and command '
-                             'them. That of a distribution has it (docs/security.md)')
+        return Finding(Level.OK, f'{library} has DDS security; nodes do not use it (ROS_SECURITY_ENABLE)')
+    return Finding(Level.OK, f'{library} has no DDS security: anyone on the nodes\' network can listen to them and '
+                             'command them. Fast DDS from a ROS 2 distribution has it (docs/security.md)')
 
 
 def simulator(surroundings: dict[str, str]) -> Finding:
@@ -164,9 +164,9 @@ def simulator(surroundings: dict[str, str]) -> Finding:
     backend = surroundings.get('MUJOCO_GL', 'osmesa')
     code, output = _child(_SIMULATOR, surroundings)
     if code == 0 and output:
-        return Finding(Level.OK, f'the simulator draws an image in {output} ms (MUJOCO_GL={backend})')
-    problem = output or 'its image is empty'
-    return Finding(Level.FAIL, f'the simulator cannot draw (MUJOCO_GL={backend}): {problem}',
+        return Finding(Level.OK, f'the simulator renders an image in {output} ms (MUJOCO_GL={backend})')
+    problem = output or 'the image is empty'
+    return Finding(Level.FAIL, f'the simulator cannot render (MUJOCO_GL={backend}): {problem}',
                    'apt-get install libosmesa6, and MUJOCO_GL=osmesa or unset')
 
 
@@ -175,21 +175,21 @@ def large_images(surroundings: dict[str, str]) -> Finding:
     path = surroundings.get('FASTRTPS_DEFAULT_PROFILES_FILE', '')
     if path and Path(path).is_file():
         return Finding(Level.OK, f'Fast DDS profile {path}')
-    problem = f'is {path}, which is no file' if path else 'is not set'
-    return Finding(Level.WARN, f'FASTRTPS_DEFAULT_PROFILES_FILE {problem}: images above 512 KB will get lost',
-                   'export it as .../config/fastdds_large_images.xml, for the camera driver too')
+    problem = f'is {path}, which is not a file' if path else 'is not set'
+    return Finding(Level.WARN, f'FASTRTPS_DEFAULT_PROFILES_FILE {problem}: images above 512 KB will be lost',
+                   'set it to the path of config/fastdds_large_images.xml, for the camera driver too')
 
 
 def shared_memory(_: dict[str, str]) -> Finding:
     """Check that there is room for Fast DDS's shared-memory segments."""
     directory = Path('/dev/shm')
     if not directory.is_dir():
-        return Finding(Level.WARN, 'no /dev/shm: messages take the slower way over UDP',
+        return Finding(Level.WARN, 'no /dev/shm: messages go over UDP, which is slower',
                        'mount a tmpfs there')
     free = shutil.disk_usage(directory).free
     text = f'/dev/shm has {free / 2 ** 20:.0f} MiB free'
     if free < SHARED_MEMORY_NEEDED:
-        return Finding(Level.WARN, text + ': too little for the shared-memory segments of all nodes',
+        return Finding(Level.WARN, text + ': not enough for the shared-memory segments of all nodes',
                        'docker run --shm-size=1g, or remove /dev/shm/fastrtps_* while no node runs')
     return Finding(Level.OK, text)
 
@@ -198,18 +198,18 @@ def cores(_: dict[str, str]) -> Finding:
     """Check the number of processor cores."""
     count = len(os.sched_getaffinity(0))
     if count < 2:
-        return Finding(Level.WARN, f'{count} core: simulator and model will get in each other\'s way',
-                       'give it two or more')
+        return Finding(Level.WARN, f'{count} core: simulator and model will compete for it',
+                       'use two cores or more')
     return Finding(Level.OK, f'{count} cores')
 
 
 def real_time(_: dict[str, str]) -> Finding:
     """Check for permission to use real-time scheduling."""
     if os.geteuid() == 0 or resource.getrlimit(resource.RLIMIT_RTPRIO)[0] > 0:
-        return Finding(Level.OK, 'real-time priorities may be asked for (parameter realtime_priority)')
+        return Finding(Level.OK, 'real-time priorities are permitted (parameter realtime_priority)')
     return Finding(
-        Level.WARN, 'no real-time priorities: on a busy machine more commands will be late, and be refused',
-        'add "@realtime - rtprio 80" to /etc/security/limits.d/realtime.conf, and yourself to that group')
+        Level.WARN, 'real-time priorities are not permitted: on a busy machine, more commands will be late and rejected',
+        'add "@realtime - rtprio 80" to /etc/security/limits.d/realtime.conf, and your user to the group "realtime"')
 
 
 def camera(image_topic: str, model: str) -> Finding:
@@ -219,7 +219,7 @@ def camera(image_topic: str, model: str) -> Finding:
     try:
         preset = read_description(model_folder(model)).preset
     except ModelError as error:
-        return Finding(Level.FAIL, str(error), 'name a shipped model, or the folder of one, with --model')
+        return Finding(Level.FAIL, str(error), 'give the name of a shipped model, or the folder of a trained one, with --model')
     from worldmodel_ros.nodes.world_model.camera import look
     looked = look(image_topic, preset)
     text = f'camera {image_topic}: {looked.correction}'
@@ -231,7 +231,7 @@ def camera(image_topic: str, model: str) -> Finding:
     if looked.mount is None:
         return Finding(Level.OK, f'{text}; where it stands is not known',
                        'set camera_height_m and camera_pitch_deg, or publish tf')
-    text += f'; it stands {looked.mount.height:.2f} m high and looks {looked.mount.pitch:.1f} degrees down'
+    text += f'; mounted {looked.mount.height:.2f} m high, pitched {looked.mount.pitch:.1f} degrees down'
     return Finding(Level.WARN, f'{text}: {looked.differences}') if looked.differences else Finding(Level.OK, text)
 
 
@@ -241,7 +241,7 @@ def _child(program: str, surroundings: dict[str, str]) -> tuple[int, str]:
         done = subprocess.run([sys.executable, '-c', program], env=surroundings, capture_output=True,
                               text=True, timeout=CHILD_TIMEOUT)
     except subprocess.TimeoutExpired:
-        return 1, f'it took longer than {CHILD_TIMEOUT:.0f} s'
+        return 1, f'it did not finish within {CHILD_TIMEOUT:.0f} s'
     output = done.stdout if done.returncode == 0 else done.stderr or f'exit code {done.returncode}'
     lines = output.strip().splitlines()
     return done.returncode, lines[-1] if lines else ''

@@ -43,7 +43,7 @@ def _run(chosen: argparse.Namespace) -> int:
         print(f'{finding.level.name:<5} {finding.text}')
         if finding.remedy:
             print(f'        -> {finding.remedy}')
-    print({Level.OK: '\nThis machine has all that is needed.',
-           Level.WARN: '\nThe demo runs here; the warnings cost quality or time.',
+    print({Level.OK: '\nThis machine has everything that is needed.',
+           Level.WARN: '\nThe demo runs here; the warnings may affect quality or speed.',
            Level.FAIL: '\nThe demo cannot run here yet: see FAIL.'}[worst])
     return 1 if worst is Level.FAIL else 0
