@@ -26,66 +26,66 @@ _KNOWN = {
     'no ticks': ('error',
         'None of the images can be used ({count} in the bag): there is nothing to evaluate.'),
     'no actions': ('error',
-        'No action was recorded, so that the robot is taken to be at rest. Record the commands that it '
-        'executes (cmd_vel), or name their topic in the file of --config.'),
+        'No actions were recorded, so the robot is assumed to be at rest. Record the commands that it '
+        'executes (cmd_vel), or name their topic in the --config file.'),
     'other clock': ('error',
-        'Stamp and receipt of the images are {detail} apart: the camera has a clock of its own, and the '
-        'actions cannot be told to their images. Synchronise the clocks (chrony, PTP); for this bag, set '
-        'image_stamps: log to take the time of receipt instead.'),
+        'Image stamps and receive times are {detail} apart: the camera has a clock of its own, and '
+        'actions cannot be matched with images. Synchronise the clocks (chrony, PTP); for this bag, set '
+        'image_stamps: log to use the receive time instead.'),
     'zero stamp': ('error',
-        'Images without a stamp, left out: {count}. Make the camera driver stamp them; for this bag, set '
-        'image_stamps: log to take the time of receipt instead.'),
+        'Images without a stamp, skipped: {count}. Make the camera driver stamp them; for this bag, set '
+        'image_stamps: log to use the receive time instead.'),
     'duplicate stamp': ('warning',
-        'Images with the stamp of the one before, left out: {count}. The camera driver must stamp each '
-        'image with the time it was taken.'),
+        'Images with the same stamp as the previous one, skipped: {count}. The camera driver must stamp each '
+        'image with its capture time.'),
     'stamp out of order': ('warning',
-        'Images stamped before the one before them, left out: {count}. Two publishers on one topic do this, '
-        'and a clock that is set back a little.'),
+        'Images stamped earlier than the previous one, skipped: {count}. Possible causes: two publishers on one '
+        'topic, or a clock that was set back slightly.'),
     'time set back': ('warning',
-        'Places where the stamps go back (first by {detail}), a new episode at each: {count}. A simulation '
-        'that was reset does this, and a clock that was set.'),
+        'Places where the stamps go back (the first by {detail}), each of which begins a new episode: {count}. '
+        'Possible causes: a simulation that was reset, or a clock that was set.'),
     'clock jump': ('warning',
-        'Places where the stamps move against the time of receipt (first by {detail}): {count}. The clock '
-        'of the camera or of the recorder was set, or the recorder stalled. Synchronise the clocks (chrony, '
+        'Places where the stamps jump relative to the receive times (the first by {detail}): {count}. The clock '
+        'of the camera or the recorder was set, or the recorder stalled. Synchronise the clocks (chrony, '
         'PTP).'),
     'gap': ('warning',
-        'Gaps in the images (first of {detail}): {count}. A gap of more than a second begins a new episode. '
-        'Look for a recorder that drops messages: a slow disk, a small cache (ros2 bag record '
-        '--max-cache-size), best-effort images larger than the buffers of the middleware.'),
+        'Gaps between images (the first of {detail}): {count}. A gap of more than a second begins a new episode. '
+        'Check whether the recorder drops messages: a slow disk, a small cache (ros2 bag record '
+        '--max-cache-size), or best-effort images larger than the middleware\'s buffers.'),
     'slow camera': ('error',
-        'The images are {detail}: the model takes the world to move faster than it does. Record at the rate '
-        'of the model or a multiple of it.'),
+        'The images are {detail}: to the model, the world seems to move faster than it does. Record at the '
+        'model\'s rate or a multiple of it.'),
     'unfit rate': ('warning', '{detail}.'),
     'jitter': ('warning',
-        'The images come unevenly: {detail}. Look for a camera driver or a recorder that has to share its '
-        'cores.'),
+        'The images are unevenly spaced: {detail}. Check whether the camera driver or the recorder has to share '
+        'its cores.'),
     'stale on receipt': ('warning',
-        'Images more than 50 ms old when they were recorded: {count}. The live node would answer them too '
-        'late. Where the clock of the camera is not that of the recorder, synchronise them.'),
+        'Images more than 50 ms old when recorded: {count}. The live node would answer them too '
+        'late. If camera and recorder have different clocks, synchronise them.'),
     'stamp in the future': ('warning',
-        'Images stamped more than 100 ms after their receipt: {count}. The live node refuses them. '
-        'Synchronise the clocks; for this bag, set image_stamps: log to take the time of receipt instead.'),
+        'Images stamped more than 100 ms after they were received: {count}. The live node rejects them. '
+        'Synchronise the clocks; for this bag, set image_stamps: log to use the receive time instead.'),
     'frozen camera': ('warning',
-        'Images that repeat the one before although the robot moves, left out: {count}. The live node '
-        'stops the robot. Look for a camera driver that republishes its last image.'),
+        'Images identical to the previous one while the robot moves, skipped: {count}. The live node '
+        'stops the robot. Check whether the camera driver republishes its last image.'),
     'mixed sizes': ('warning',
-        'Images of another size than the first: {count}. Their field of view may differ too, which the '
+        'Images that differ in size from the first: {count}. Their field of view may differ too, which the '
         'model cannot know.'),
     'action out of range': ('warning',
-        'Actions beyond the range that the model was trained for: {count}. Check scale and units in the '
-        'file of --config; what is predicted for such actions means little.'),
+        'Actions outside the model\'s training range: {count}. Check scale and units in the --config file; '
+        'predictions for such actions are unreliable.'),
     'action not finite': ('error',
-        'Actions that are not finite numbers, left out: {count}. Correct what publishes them.'),
+        'Actions that are not finite numbers, skipped: {count}. Fix the node that publishes them.'),
     'action ran out': ('warning',
-        'Places where no action came for more than {detail} after one that moves the robot, which is taken to '
-        'have braked by itself, as bases do: {count}. If the base has no time-out and the topic tells changes '
-        'only, set executed_timeout_s: 0 in the file of --config.'),
+        'Places where no action followed within {detail} of one that moves the robot: {count}. The robot is '
+        'assumed to have stopped by itself, as most bases do. If the base has no timeout and the topic carries '
+        'changes only, set executed_timeout_s: 0 in the --config file.'),
     'unknown goal': ('warning',
-        'Goals that the model does not know, left out as the live node does: {count} (first {detail}).'),
+        'Goals that the model does not know, ignored as by the live node: {count} (the first: {detail}).'),
     'unreadable message': ('error',
-        'Messages that cannot be read, left out: {count}. The first: {detail}.'),
+        'Messages that cannot be read, skipped: {count}. The first: {detail}.'),
 }
-_UNUSABLE = 'error', 'Images that cannot be used, left out: {count}. The first: {detail}.'
+_UNUSABLE = 'error', 'Images that cannot be used, skipped: {count}. The first: {detail}.'
 
 
 def finding(kind: str, count: int, places: Sequence[int] = (), detail: str = '') -> Finding:
