@@ -13,11 +13,11 @@ from .metrics import chosen_plans, window_means
 
 # Name, words, unit, digits, whether more is better.
 MEASURES = (('gain_db', 'gain over repeating the last frame', 'dB', 1, True),
-            ('psnr_db', 'PSNR of predicted pictures', 'dB', 1, True),
-            ('ssim', 'SSIM of predicted pictures', '', 3, True),
+            ('psnr_db', 'PSNR of predicted images', 'dB', 1, True),
+            ('ssim', 'SSIM of predicted images', '', 3, True),
             ('reconstruction_db', 'autoencoder alone', 'dB', 1, True),
             ('surprise_db', 'surprise', 'dB', 2, False),
-            ('command_error', 'distance of the plan from what was done', '% of the range', 1, False))
+            ('command_error', 'difference between plan and recorded command', '% of the range', 1, False))
 
 
 @dataclass(frozen=True)
@@ -82,15 +82,15 @@ def _values(evaluation: Evaluation) -> dict[str, np.ndarray]:
 
 def _sentence(paired: bool, difference: Interval, first: str, second: str) -> str:
     if difference.mean is None:
-        return f'A ({first}) and B ({second}) have no predictions that could be compared.'
+        return f'A ({first}) and B ({second}) have no predictions to compare.'
     a, b = f'A ({first})', f'B ({second})'
     measure = 'PSNR' if paired else 'gain over repeating the last frame'
     if difference.low is None:
-        return (f'{b} has {difference.mean:+.1f} dB of {measure} against {a}, but the recordings are too short to tell '
-                'that from chance.')
+        return (f'{b} has {difference.mean:+.1f} dB of {measure} compared with {a}, but the recordings are too short to tell '
+                'this from chance.')
     bounds = f'{difference.mean:+.1f} dB of {measure} [{difference.low:+.1f}, {difference.high:+.1f}]'
     bounds = bounds.replace('-', '\u2212')
     if difference.above_zero or difference.below_zero:
         what = 'predicts' if paired else 'is predicted'
         return f'{b} {what} {"better" if difference.above_zero else "worse"} than {a}: {bounds}.'
-    return f'Between {a} and {b} there is no difference that chance could not have made: {bounds}.'
+    return f'There is no difference between {a} and {b} beyond chance: {bounds}.'

@@ -47,8 +47,8 @@ class ForecastReplay:
     def __init__(self, forecasts: Forecasts, spec: Preset) -> None:
         """``spec``: of the model that the ticks are made for. Raises ModelError if they do not suit the forecast."""
         if forecasts.step_period != spec.step_period:
-            raise ModelError(f'forecast {forecasts.name} takes images each {forecasts.step_period} s, model {spec.name} each '
-                             f'{spec.step_period} s: they do not go together')
+            raise ModelError(f'forecast {forecasts.name} needs images every {forecasts.step_period} s, and model {spec.name} '
+                             f'every {spec.step_period} s: use a forecast and a model with the same step period')
         self._forecasts, self._spec = forecasts.fitted(spec.image_size, spec.step_period), spec
         self._pilot, self._episode = Pilot(self._forecasts.open()), -1
         self._past: deque[_Moment] = deque(maxlen=max(AHEAD) + 1)
@@ -152,17 +152,17 @@ class ForecastReplay:
 def in_words(found: dict[str, Any]) -> str:
     """Return the numbers as one line of text."""
     wheels = '' if found['odometry'] > 0.5 else ', without odometry'
-    text = f'forecast {found["name"]} on {found["backend"]}{wheels}: {found["things"]:.1f} things in view a tick'
+    text = f'forecast {found["name"]} on {found["backend"]}{wheels}: {found["things"]:.1f} objects in view per tick'
     stands = found['places'].get('standing', {}).get('0.8 s')
     if stands is None or stands['error_m'] > _STRANGE:
-        why = 'none of those that stand are seen again' if stands is None else \
-            f'those that stand are seen {stands["error_m"]:.2f} m from where they were 0.8 s before'
-        return f'{text}, and {why}: it is not at home here; do not decide on it'
+        why = 'no static object is seen again' if stands is None else \
+            f'static objects are seen {stands["error_m"]:.2f} m from where they were forecast 0.8 s before'
+        return f'{text}, and {why}: out of distribution, the forecast is not at home here; do not use it for decisions'
     for kind, rows in found['places'].items():
         if row := rows.get('0.8 s'):
-            text += f'; what is {kind} is seen {row["error_m"]:.2f} m from where it was forecast 0.8 s before'
+            text += f'; {"static" if kind == "standing" else kind} objects are seen {row["error_m"]:.2f} m from where they were forecast 0.8 s before'
             if kind == 'moving':
-                text += f' ({row["standing_still_m"]:.2f} m if it had stood still)'
+                text += f' ({row["standing_still_m"]:.2f} m for a forecast in which they stand still)'
     if commands := found['commands']:
         text += '; commands differ from the recorded ones by ' + ', '.join(
             f'{commands[name]["mae"]:.2f} in {name}' for name in commands if isinstance(commands[name], dict))

@@ -43,22 +43,22 @@ def judge(evaluation: Evaluation) -> Verdict:
 def _prediction(evaluation: Evaluation) -> tuple[str, str, list[str]]:
     numbers = evaluation.numbers
     if not numbers['pace']['ticks']:
-        return BAD, 'There is no image in this bag that the model could be shown.', []
+        return BAD, 'This bag has no image that the model can use.', []
     if not evaluation.has_actions:
-        return FAIR, 'Without the actions that were executed, nothing can be predicted that could be judged.', [
-            'Record the commands together with the camera, or name their topic in the configuration (--config).']
+        return FAIR, 'Predictions cannot be judged without the executed actions.', [
+            'Record the commands together with the camera, or name their topic in the --config file.']
     gain = numbers['prediction']['moving']['gain_db']
     if gain['mean'] is None:
-        return FAIR, 'The robot hardly moves in this recording: there is nothing that a prediction could be better at.', []
+        return FAIR, 'The robot hardly moves in this recording: no prediction could beat repeating the last frame.', []
     return _gain(gain, numbers['prediction']['moving']['gain_ssim'], numbers['reconstruction_db']['mean'])
 
 
 def _gain(psnr: dict, ssim: dict, known: float) -> tuple[str, str, list[str]]:
     """By the gain over copying the last image, in both measures: a grey blur has a good PSNR and a bad SSIM."""
     by = f'{_signed(psnr, 1, " dB")} in PSNR, {_signed(ssim, 2)} in SSIM'
-    advice = ['Do not let it drive here. Fine-tune it on recordings like this one first: `worldmodel finetune`.']
-    strange = [f'Even its autoencoder alone reconstructs this camera\'s images with only {known:.1f} dB (familiar places: '
-               f'{FAMILIAR_DB:.0f} dB and more): the place, or the camera, is unlike all that it was trained on.']
+    advice = ['Do not let the model drive here before it is fine-tuned on recordings like this one: `worldmodel finetune`.']
+    strange = [f'Even the autoencoder alone reconstructs this camera\'s images with only {known:.1f} dB (in distribution: '
+               f'{FAMILIAR_DB:.0f} dB or more): the place or the camera is unlike the training data.']
     better = _low(psnr) > 0.0 and _low(ssim) > 0.0
     worse = _high(psnr) < 0.0 or (_high(ssim) < 0.0 and _low(psnr) <= 0.0)
     result = 'better than' if better else 'worse than' if worse else 'no better than'
@@ -74,20 +74,20 @@ def _deadline(evaluation: Evaluation) -> tuple[bool, str]:
     if deadline is None or not deadline.ticks:
         return False, ''
     budget, share = f'{deadline.budget.deadline * 1e3:.0f} ms', deadline.share(Tier.TWO_STEP)
-    where = deadline.times.machine.get('cpu') or 'the machine that was measured'
+    where = deadline.times.machine.get('cpu') or 'the measured machine'
     tiers = ', '.join(f'{_percent(deadline.share(tier))} by {words}'
                       for tier, words in _TIERS.items() if deadline.tiers[tier])
     if deadline.tiers[Tier.STOP] or deadline.tiers[Tier.NONE]:
-        return True, f'The deadline of {budget} would not always have held; of the ticks, {tiers} (on {where}).'
-    return share < DEADLINE_SHARE, f'The deadline of {budget} would have held; of the ticks, {tiers} (on {where}).'
+        return True, f'The deadline of {budget} would not always have been met; of the ticks, {tiers} (on {where}).'
+    return share < DEADLINE_SHARE, f'The deadline of {budget} would have been met; of the ticks, {tiers} (on {where}).'
 
 
 def _health(evaluation: Evaluation) -> tuple[bool, str]:
     serious = [finding for finding in evaluation.findings if finding.severity != 'info']
     if not serious:
         return False, ''
-    things = 'one thing' if len(serious) == 1 else f'{len(serious)} things'
-    return True, f'The recording itself has {things} to look at: see Data health.'
+    problems = 'one problem' if len(serious) == 1 else f'{len(serious)} problems'
+    return True, f'The recording itself has {problems}: see Data health.'
 
 
 def _policy(evaluation: Evaluation) -> tuple[bool, str]:
@@ -97,7 +97,7 @@ def _policy(evaluation: Evaluation) -> tuple[bool, str]:
     plans = policy.get('known_goal') or policy['goals'][policy['best_goal']]
     if plans['relative_rmse'] < policy['mean']['relative_rmse']:
         return False, ''
-    return True, ('What it would have commanded is no nearer to what was done than one constant command: it would not '
+    return True, ('The planned commands are no closer to the recorded ones than a constant command: the model would not '
                   'drive as this robot was driven.')
 
 
