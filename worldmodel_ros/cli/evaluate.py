@@ -83,8 +83,8 @@ def main() -> int:
 def _run(chosen: argparse.Namespace) -> int:
     models = chosen.model or ['tiny']
     if len(chosen.bag) * len(models) > 2:
-        print(f'worldmodel evaluate bag: {len(chosen.bag)} bags with {len(models)} models are more than a report '
-              'compares: give two bags, or one bag and two models', file=sys.stderr)
+        print(f'worldmodel evaluate bag: a report cannot compare {len(chosen.bag)} bags with {len(models)} models: '
+              'give two bags, or one bag and two models', file=sys.stderr)
         return 2
     from worldmodel_ros.bags.problems import BagError
     from worldmodel_ros.evaluate.drive.step_times import StepTimesError

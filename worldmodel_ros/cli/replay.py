@@ -1,4 +1,4 @@
-"""``worldmodel replay``: play a recording into the running world model, without ``ros2 launch``."""
+"""``worldmodel replay``: play a recording into a world model node that it starts, without ``ros2 launch``."""
 from __future__ import annotations
 
 import argparse
@@ -30,8 +30,8 @@ For numbers and a report, use `worldmodel evaluate bag`, which needs neither ROS
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add the subcommand."""
     parser = subparsers.add_parser(
-        'replay', help='play a recording into the world model',
-        description='Plays a rosbag2 over real topics into the world model, to its end or until Ctrl-C.',
+        'replay', help='play a recording into a world model node',
+        description='Starts a world model node, and plays a rosbag2 to it over ROS topics, to the end or until Ctrl-C.',
         epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('bag', type=Path, metavar='BAG', help='rosbag2 folder, or one .mcap or .db3 file')
     parser.add_argument('--config', type=Path, metavar='FILE',
@@ -70,7 +70,7 @@ def _run(chosen: argparse.Namespace) -> int:
         return f'Starting ({network(supervisor.environment)}; logs in {chosen.logs}); the model gets {gets}'
 
     def wait(supervisor: Supervisor) -> int:
-        print('Playing. Ctrl-C ends it.', flush=True)
+        print('Playing. Ctrl-C stops it.', flush=True)
         code = supervisor.wait_for_end()
         if code:
             print(f'worldmodel replay: the player ended with exit code {code}, see {chosen.logs}', file=sys.stderr)
@@ -78,5 +78,5 @@ def _run(chosen: argparse.Namespace) -> int:
 
     code = supervise('replay', chosen, robots, starting, wait)
     if not code and chosen.record:
-        print(f'Recorded in {chosen.record}: open its .mcap in Foxglove, or ask `worldmodel evaluate bag`')
+        print(f'Recorded in {chosen.record}: open its .mcap in Foxglove, or run `worldmodel evaluate bag` on it')
     return code

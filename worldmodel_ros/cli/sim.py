@@ -19,7 +19,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add the subcommand."""
     parser = subparsers.add_parser(
         'sim', help='render an episode of the simulator, driven by the expert',
-        description='Renders an episode of the simulator in which the expert drives, from the true state.',
+        description='Renders a simulated episode, driven by the expert from the true state.',
         epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--seed', type=int, default=0, help='seed of the room (default: 0)')
     parser.add_argument('--goal', type=arguments.goals, default=['red'], metavar='COLOUR,...',
@@ -57,7 +57,7 @@ def _run(chosen: argparse.Namespace) -> int:
             page.save(chosen.out / f'frame_{number:04d}.png')
     for attempt in attempts:
         took = f'reached after {attempt.reached - attempt.given:.1f} s' if attempt.reached is not None else \
-            f'not reached, nearest {attempt.closest:.2f} m'
+            f'not reached, closest distance {attempt.closest:.2f} m'
         print(f'{attempt.goal}: {took}')
-    print(f'{len(pages)} pictures in {path}')
+    print(f'{len(pages)} images in {path}')
     return 0

@@ -38,7 +38,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
                         help='ROS namespace of the robot')
     arguments.add_topics(parser, 'image', 'compressed_image')
     parser.add_argument('--timeout', type=arguments.positive, default=10.0,
-                        help='time to wait for the answer [s] (default: 10); what is not predicted by then is left out')
+                        help='time to wait for the answer [s] (default: 10); branches not predicted by then are left out')
     parser.add_argument('--out', type=Path, default=Path('out/what_if'),
                         help='folder for the image (default: out/what_if)')
     parser.set_defaults(run=_run)
@@ -66,7 +66,7 @@ def _run(chosen: argparse.Namespace) -> int:
     draw_what_if(chosen.out / 'what_if.png', answer, observed)
     truth = {b.name: b for b in answer.truth}
     for branch in answer.branches:
-        line = f'{branch.name:<10} {progress(branch):<17} risk of a contact {anywhere(branch.risk):4.0%}'
+        line = f'{branch.name:<10} {progress(branch):<17} contact risk {anywhere(branch.risk):4.0%}'
         if branch.name in truth:
             true = truth[branch.name]
             line += f'   really: {progress(true)}, {"contact" if true.risk.any() else "no contact"}'
@@ -76,5 +76,5 @@ def _run(chosen: argparse.Namespace) -> int:
                   + '; '.join(f'{value:+.2f} {term}' for value, term in zip(branch.terms, answer.terms, strict=True)))
     if answer.left_out:
         print(f'worldmodel what-if: {answer.left_out}', file=sys.stderr)
-    print(f'{answer.elapsed * 1e3:.0f} ms for {len(answer.branches)} branches; {chosen.out / "what_if.png"}')
+    print(f'{len(answer.branches)} branches in {answer.elapsed * 1e3:.0f} ms; image in {chosen.out / "what_if.png"}')
     return 0

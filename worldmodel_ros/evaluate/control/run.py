@@ -66,12 +66,12 @@ class Question:
                                    ('variant', self.variants, VARIANTS), ('rung', self.rungs, rung_seconds())):
             unknown = [name for name in names if name not in known]
             if kind != 'variant' and not names:
-                raise ValueError(f'no {kind} is given: choose from {", ".join(known)}')
+                raise ValueError(f'no {kind} given: choose from {", ".join(known)}')
             if unknown:
                 raise ValueError(f'unknown {kind} {unknown[0]!r}: choose from {", ".join(known)}')
         if learned := sorted(filter(controllers.on_forecast, self.controllers)):
             if not self.forecast:
-                raise ValueError(f'{learned[0]!r} needs a forecast: give the folder that training it has left')
+                raise ValueError(f'{learned[0]!r} needs a forecast: give the folder of a trained one')
 
     @property
     def all_variants(self) -> tuple[str, ...]:
@@ -171,7 +171,7 @@ def _read(kept: Path | None, question: Question) -> dict[Job, Episode]:
         for line in kept.read_text().splitlines():
             row = {'backend': question.backend, **json.loads(line)}  # early files lack it
             if {name: row.pop(name) for name in ('rung', 'model', 'forecast', 'backend') if name in row} != _key(question):
-                raise ValueError(f'{kept} is of another rung, model or back end: give another file, or delete it')
+                raise ValueError(f'{kept} belongs to another rung, model or back end: give another file, or delete it')
             episode = Episode(**row.pop('episode'))
             found[Job(**row)] = episode
     return found

@@ -160,7 +160,8 @@ def in_words(found: dict[str, Any]) -> str:
         return f'{text}, and {why}: out of distribution, the forecast is not at home here; do not use it for decisions'
     for kind, rows in found['places'].items():
         if row := rows.get('0.8 s'):
-            text += f'; {"static" if kind == "standing" else kind} objects are seen {row["error_m"]:.2f} m from where they were forecast 0.8 s before'
+            named = 'static' if kind == 'standing' else kind
+            text += f'; {named} objects are seen {row["error_m"]:.2f} m from where they were forecast 0.8 s before'
             if kind == 'moving':
                 text += f' ({row["standing_still_m"]:.2f} m for a forecast in which they stand still)'
     if commands := found['commands']:

@@ -49,7 +49,7 @@ class MeasuredTimes:
             rows = [{part: float(row[part]) for part in PARTS} for row in content['seconds']]
             good = bool(rows) and all(0.0 <= value < float('inf') for row in rows for value in row.values())
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise StepTimesError(f'{path} holds no step times ({type(error).__name__}: {error}); make it with '
+            raise StepTimesError(f'{path} contains no step times ({type(error).__name__}: {error}); create it with '
                                  '`python -m worldmodel_ros.evaluate.drive.step_times --out FILE`') from error
         if not good:
             raise StepTimesError(f'{path}: every row of "seconds" needs a time from 0 s for {", ".join(PARTS)}, and '

@@ -155,6 +155,6 @@ def _open(task: Task) -> _Models:
     if task.teacher:
         teacher = imagination(task.teacher)
         if teacher.spec.image_size != student.spec.image_size or teacher.spec.step_period != student.spec.step_period:
-            raise QualityError(f'teacher {task.teacher} sees other images than model {task.model}: give one of the '
+            raise QualityError(f'teacher {task.teacher} and model {task.model} take different images: give a teacher with the '
                                'same image_size and step_period')
     return _Models(engine, student, teacher)

@@ -25,5 +25,5 @@ def require_unseen(seeds: range) -> None:
         raise QualityError(f'seeds {seeds.start}:{seeds.stop} are none: the end must be above the first')
     if seeds.start < TRAINING_SEEDS.stop:
         raise QualityError(
-            f'seeds {seeds.start}:{seeds.stop} reach into those of training ({TRAINING_SEEDS.start} to '
-            f'{TRAINING_SEEDS.stop - 1}), where a model may know the answer: use seeds from {TRAINING_SEEDS.stop} up')
+            f'seeds {seeds.start}:{seeds.stop} overlap those of training ({TRAINING_SEEDS.start} to '
+            f'{TRAINING_SEEDS.stop - 1}), which a model may have been trained on: use seeds from {TRAINING_SEEDS.stop} up')

@@ -41,10 +41,10 @@ class Task:
     def __post_init__(self) -> None:
         require_unseen(self.seeds)
         if self.drift_seconds < MIN_DRIFT_SECONDS:
-            raise QualityError(f'a rollout of {self.drift_seconds:g} s has no beginning and end to compare: give at '
-                               f'least {MIN_DRIFT_SECONDS:g} s')
+            raise QualityError(f'a rollout of {self.drift_seconds:g} s is too short to compare its beginning with its '
+                               f'end: give at least {MIN_DRIFT_SECONDS:g} s')
         if self.dreams < 1:
-            raise QualityError(f'{self.dreams} long rollouts are nothing to judge: ask for at least 1, or leave out drift')
+            raise QualityError(f'{self.dreams} long rollouts cannot be judged: ask for at least 1, or leave out drift')
         unknown = [part for part in self.parts if part not in PARTS]
         if unknown or not self.parts:
             raise QualityError(f'parts {", ".join(unknown) or "are none"}: choose from {", ".join(PARTS)}')
