@@ -104,7 +104,7 @@ def _from_file(file: str) -> dict[str, Any]:
         given = yaml.safe_load(Path(file).read_text()) or {}
         for name, value in given.items():
             if name not in kinds:
-                raise GatewayError(f'{file}: unknown option {name!r}: the options are {", ".join(kinds)}')
+                raise GatewayError(f'{file}: there is no option {name!r}: the options are {", ".join(kinds)}')
             if not isinstance(value, _KINDS[kinds[name]]) or (isinstance(value, bool) and kinds[name] != 'bool'):
                 raise GatewayError(f'{file}: {name} is {value!r}: it must be {kinds[name]}')
         return given

@@ -100,7 +100,7 @@ def _torch_engine(model: str, seed: int | None, backend: str, threads: int, sess
     from .distributed.leader import LeadingBackend
     from .distributed.session import RestoringSession
     if torch.cuda.is_available() and torch.cuda.device_count() < gpus:
-        raise ModelError(f'gpus is {gpus}, and this machine has {torch.cuda.device_count()}: choose fewer')
+        raise ModelError(f'gpus is {gpus}, but this machine has {torch.cuda.device_count()}: choose fewer')
     try:
         leading = LeadingBackend(source, parallel, gpus)
     except (RankFailure, ValueError) as error:

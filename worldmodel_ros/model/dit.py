@@ -226,8 +226,8 @@ class DiT(nn.Module):
             return self._layers(latents, tau, step, action, rotary,
                                 repeat(frame_bias_to_tokens(mask, self.preset.tokens)), windows)
         if isinstance(mask, Tensor):
-            raise ValueError(f'preset {self.preset.name!r} attends to tiles, of which a mask between frames knows '
-                             f'nothing: give masks of tiles, or use over_tiles')
+            raise ValueError(f'preset {self.preset.name!r} attends to tiles, which a mask between frames does not '
+                             f'describe: give masks of tiles, or use over_tiles')
         return self._layers(latents, tau, step, action, rotary, mask, windows)
 
     def over_pages(self, latents: Tensor, tau: Tensor, step: Tensor, action: Tensor, rotary: Tensor,

@@ -182,7 +182,7 @@ def calibration(dit: DiT, names: Collection[str] = ('mlp.2',)) -> Iterator[None]
             handle.remove()
     bad = [name for name in layers if name not in largest or not largest[name].isfinite()]
     if bad:
-        raise RuntimeError(f'calibration met no input, or one that is not finite, in layers {bad}')
+        raise RuntimeError(f'calibration saw no input, or non-finite input, in layers {bad}')
     for name, layer in layers.items():
         layer.input_scale = largest[name] * (HEADROOM / FP8_MAX)
 

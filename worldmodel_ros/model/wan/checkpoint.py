@@ -157,20 +157,20 @@ class WanCheckpoint:
         if indices:
             wanted = read_json(indices[0]).get('weight_map')
             if not isinstance(wanted, dict) or not all(Path(str(file)).name == file for file in wanted.values()):
-                raise ModelError(f'{indices[0]} maps no tensors to files of its folder')
+                raise ModelError(f'{indices[0]} does not map tensors to files of its folder')
             files = [self.path / file for file in sorted(set(wanted.values()))]
         else:
             wanted, files = None, sorted(self.path.glob('*.safetensors'))
         if not files:
-            raise ModelError(f'{self.path} holds no safetensors files; a torch file is named itself')
+            raise ModelError(f'{self.path} contains no safetensors files; for a torch file, give the path of the file itself')
         for file in files:
             try:
                 opened = self._stack.enter_context(safe_open(str(file), 'pt', device=self._device))
             except (OSError, SafetensorError) as error:
-                raise ModelError(f'{file} cannot be read ({error}): fetch it again') from error
+                raise ModelError(f'{file} cannot be read ({error}): download it again') from error
             for name in opened.keys():
                 if name in self._stored:
-                    raise ModelError(f'{file.name} holds {name}, which another file holds, too: which of the two is meant?')
+                    raise ModelError(f'{file.name} contains {name}, and so does another file: keep one of the two')
                 self._stored[name] = lambda opened=opened, name=name: opened.get_slice(name)
         if wanted is not None and (missing := sorted(set(wanted) - set(self._stored))):
             raise ModelError(f'{self.path} lacks {missing[0]}, which its index names')
@@ -185,7 +185,7 @@ class WanCheckpoint:
                 content = content[key]
                 break
         if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
-            raise ModelError(f'{file} holds no tensors by name')
+            raise ModelError(f'{file} contains no named tensors')
         self._stored = {name: lambda tensor=tensor: tensor for name, tensor in content.items()}
 
     def _originals(self) -> Iterator[tuple[str, str]]:
@@ -233,7 +233,7 @@ def load(path: Path, device: torch.device | str = 'cpu', layers: torch.dtype = t
         dit = build(config or checkpoint.config(), checkpoint, device, layers, part)
         if left := checkpoint.left():
             raise ModelError(f'weights in {path} have {", ".join(left[:3])} besides, {len(left)} tensors that this network '
-                             f'does not have: it is another one')
+                             f'does not have: they belong to another network')
     return dit
 
 

@@ -40,7 +40,7 @@ class WanConfig:
     def __post_init__(self):
         sizes = self.width, self.layers, self.heads, self.ffn, self.in_channels, self.out_channels, self.text_width
         if min(sizes) < 1 or self.width % self.heads or self.head_dim % 2 or self.head_dim < 6 or self.time_width % 2:
-            raise ValueError(f'no network has {self}: width must be a multiple of heads, heads of even width')
+            raise ValueError(f'invalid network {self}: width must be a multiple of heads, heads of even width')
 
     @property
     def head_dim(self) -> int:
@@ -87,7 +87,7 @@ class WanConfig:
             return cls(width=heads * int(content['attention_head_dim']), heads=heads, in_channels=int(content['in_channels']),
                        out_channels=int(content['out_channels'] or content['in_channels']), **common)
         except (KeyError, TypeError, ValueError) as error:
-            raise ModelError(f'config.json describes no network of the Wan family: {error!r}') from error
+            raise ModelError(f'config.json does not describe a network of the Wan family: {error!r}') from error
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def read_json(file: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f'{file} cannot be read: {error}') from error
     if not isinstance(content, dict):
-        raise ModelError(f'{file} holds no JSON object')
+        raise ModelError(f'{file} does not contain a JSON object')
     return content
 
 

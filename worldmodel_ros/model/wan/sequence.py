@@ -148,7 +148,7 @@ class PagedSequence:
         # A sequence keeps what its last chunk saw, which may be less than a window, but always its newest frames.
         if frame % window.slab or not {*slabs.tolist()} <= {*seen} or (frame and frame - window.slab not in slabs) \
                 or shift != window.shift(frame, shift) or (shift > 0) != (first_keys is not None):
-            raise ValueError(f'frame {frame}, sinks moved by {shift}: that is no sequence of such a window')
+            raise ValueError(f'frame {frame}, sinks moved by {shift}: not a valid sequence for this window')
         snapshot.require_finite(self._cache.pools, arrays)
         snapshot.restore(self._cache, arrays)
         self.frame, self._shift, self._first_keys = frame, shift, first_keys
@@ -292,7 +292,7 @@ class _SinkKeys:
         wanted = [(part.shape[0], part.shape[2:], part.dtype) for part in (pool.k, pool.k_scale) if part is not None]
         given = [(part.shape[0], part.shape[2:], part.dtype) for part in (k, scale) if part is not None and part.dim() > 2]
         if given != wanted:
-            raise ValueError('the keys of the sinks are of other pages')
+            raise ValueError('the keys of the sinks belong to other pages')
         return cls(k.to(storage.device), None if scale is None else scale.to(storage.device))
 
     def write(self, storage: TorchStorage, ids: np.ndarray, rotary: Tensor) -> None:

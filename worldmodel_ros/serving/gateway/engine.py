@@ -207,7 +207,7 @@ class EngineSession:
         if isinstance(message, Answer):
             slot, future = self._ticks.pop(message.number, (None, None))
             if future is None:
-                raise MessageError(f'an answer to tick {message.number}, which waits for none')
+                raise MessageError(f'an answer to tick {message.number}, which is not pending')
             if slot is not None:
                 self._free.append(slot)
             if not future.done():

@@ -47,8 +47,8 @@ class Peer:
     async def run(self) -> None:
         """Answer one request after the other. Raises WireError, ConnectionClosed, Refusal."""
         if not self._client.account.fleet:
-            raise Refusal('fleet', f'{self._client.account.name} is no host of this fleet: its account needs fleet: true, and '
-                                   'a certificate')
+            raise Refusal('fleet', f'{self._client.account.name} is not a host of this fleet: its account needs fleet: true, '
+                                   'and a certificate')
         while True:
             data = await self._client.receive()
             try:
@@ -78,7 +78,7 @@ class Peer:
         elif what in ('get', 'delete', 'head'):
             promise = getattr(store, what)(keys)
         else:
-            raise ValueError(f'{what!r} is nothing that a store does')
+            raise ValueError(f'a store has no operation {what!r}')
         result = await asyncio.wrap_future(promise)
         return peers.wrap({}, result) if what == 'get' else peers.wrap({'result': result})
 

@@ -130,7 +130,7 @@ def _with_arrays(value: Any) -> Any:
 
 def _key(key: Any) -> str:
     if not isinstance(key, str):
-        raise WireError(f'a key of a map is a {type(key).__name__}, and must be a text')
+        raise WireError(f'a key of a map is a {type(key).__name__}, and must be a string')
     return key
 
 

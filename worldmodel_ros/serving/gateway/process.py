@@ -69,10 +69,10 @@ class Options:
         if is_loopback(self.host):
             return
         if not self.certificate and not self.plaintext:
-            raise GatewayError(f'{self.host} is not this machine alone, and without TLS everybody on the way can read and '
-                               'change what is said: give --certificate and --key, or --plaintext')
+            raise GatewayError(f'{self.host} is not this machine alone, and without TLS anyone on the path can read and '
+                               'change the traffic: give --certificate and --key, or --plaintext')
         if not self.accounts:
-            raise GatewayError(f'{self.host} is not this machine alone: give --accounts, or anybody could drive the robots')
+            raise GatewayError(f'{self.host} is not this machine alone: give --accounts, or anyone could drive the robots')
 
 
 def run(options: Options) -> int:
@@ -95,7 +95,7 @@ def run(options: Options) -> int:
     try:
         listening = LimitedSocket(options.host, options.port, options.connects)
     except OSError as error:
-        raise AddressError(f'{options.host}:{options.port} cannot be listened at: {error.strerror}') from error
+        raise AddressError(f'cannot listen on {options.host}:{options.port}: {error.strerror}') from error
     store = None
     if options.store:
         folder = Path(options.store).expanduser()

@@ -142,7 +142,7 @@ class Session:
             self.counts['repeated'] += 1
             return self._replies[step]
         if self.step is not None and step <= self.step:
-            raise Refusal('step', f'step {step} came after {self.step}, and its reply is not kept any more')
+            raise Refusal('step', f'step {step} came after {self.step}, and its reply is no longer kept')
         return None
 
     def store(self, step: int | None, reply: bytes | str) -> None:

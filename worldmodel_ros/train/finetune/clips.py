@@ -24,7 +24,7 @@ def episodes(chains: Sequence[Chain], clip_frames: int, device: torch.device) ->
     pieces = [(chain.frames[k:k + PIECE_FRAMES], chain.actions[k:k + PIECE_FRAMES]) for chain in chains
               for k in range(0, max(1, len(chain) - clip_frames + 1), PIECE_FRAMES - clip_frames + 1)]
     if not pieces:
-        raise ValueError('there is no chain of images')
+        raise ValueError('there are no consecutive images')
     longest = max(len(frames) for frames, _ in pieces)
     frames = np.zeros((len(pieces), longest, *pieces[0][0].shape[1:]), np.uint8)
     actions = np.zeros((len(pieces), longest, pieces[0][1].shape[1]), np.float32)

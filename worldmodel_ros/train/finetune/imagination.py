@@ -56,7 +56,7 @@ def moments(parts: Sequence[Part], preset: Preset, most: int) -> Moments:
     places = [(drive, chain, k) for drive, part in enumerate(parts)
               for chain in part.chains(preset, length) for k in range(len(chain) - length + 1)]
     if not places:
-        raise ValueError(f'no chain has {length} frames')
+        raise ValueError(f'there are no {length} consecutive frames')
     places = [places[k] for k in np.unique(np.linspace(0, len(places) - 1, most).round().astype(int))]
     return Moments(np.stack([chain.frames[k:k + length] for _, chain, k in places]),
                    np.stack([chain.actions[k + 1:k + length] for _, chain, k in places]),

@@ -76,14 +76,14 @@ def _read_bag(path: Path, preset: Preset, config: Path | None) -> Recording:
         if mapping.action_topic is None or not bag.topics[mapping.action_topic].count:
             raise RecordingError(
                 f'{path} has no actions: the model learns what follows from what the robot does. Record the commands '
-                'that it executes together with the camera, or name their topic in the file of --config')
+                'that it executes together with the camera, or name their topic in the --config file')
         drive = read_drive(bag, mapping, preset, FrameSettings(every_image=True))
         ticks = list(drive)
         if not ticks:
-            raise RecordingError(f'{path} has no image that can be used:\n' + '\n'.join(
+            raise RecordingError(f'{path} has no usable images:\n' + '\n'.join(
                 finding.text for finding in drive.health.findings()))
         if not drive.health.actions:
-            raise RecordingError(f'{path}: not one of the actions in {mapping.action_topic} can be read:\n' + '\n'.join(
+            raise RecordingError(f'{path}: none of the actions in {mapping.action_topic} can be read:\n' + '\n'.join(
                 finding.text for finding in drive.health.findings()))
         began = next(iter(bag.messages([mapping.image_topic]))).log_ns
         notes = (*mapping.notes, *(problem.text for problem in bag.problems))

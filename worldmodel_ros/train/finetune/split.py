@@ -93,6 +93,6 @@ def _check(parts: Split, preset: Preset, clip_frames: int, share: float) -> None
         learned = (clip_frames + LEAST_VALIDATION) * preset.step_period + parts.gap_s
         needed = max(learned / (1.0 - share), judged * preset.step_period / share) if parts.gap_s else learned
         raise RecordingError(
-            f'too short: {what} needs {least * preset.step_period:.1f} s without a break, and {found} for it. '
-            f'Record at least {needed + 1.0:.0f} s in one go, better some minutes'
+            f'too short: {what} needs {least * preset.step_period:.1f} s without a gap, and {found} for it. '
+            f'Record at least {needed + 1.0:.0f} s without a gap, preferably several minutes'
             + (', or hold another bag out (--held-out-bag)' if parts.gap_s else ''))

@@ -44,7 +44,7 @@ class ImaginedClips:
         # As many chunks as all other passes have, so that the compiler sees one shape.
         self._earliest = max(self._stays + 1, f - k * options.chunks)
         if options.chunks < 2 or f - self._earliest < 2 * k:
-            raise ValueError(f'imagined_share takes two chunks or more after {self._stays + 1} frames of a clip: give chunks '
+            raise ValueError(f'imagined_share needs two chunks or more after {self._stays + 1} frames of a clip: give chunks '
                              f'({options.chunks}) and clip_frames ({f}) for that')
         self._latest = min(self._earliest + self._preset.window_frames, f - 2 * k)
         self._counted, self._drawn = 0, 0  # steps requested, and those of them that were imagined

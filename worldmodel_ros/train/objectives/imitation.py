@@ -37,7 +37,7 @@ class ImitationObjective(Objective):
 
     def __init__(self, model: WorldModel, episodes: Episodes, options: ImitationOptions):
         if not episodes.labelled:
-            raise ValueError('these episodes have no labels to imitate: train on simulated drives, or leave the stage '
+            raise ValueError('these episodes have no labels to imitate: train on simulated episodes, or leave the stage '
                              'out')
         if options.clip_frames <= model.preset.chunk_frames:
             raise ValueError(f'clip_frames is {options.clip_frames}: it must be more than a chunk of '

@@ -51,7 +51,7 @@ def roll_out(dit: DiT, observed: Tensor, actions: Tensor, noise: Tensor, steps: 
     """
     seen, longest = observed.shape[1], dit.preset.window_frames
     if not 0 < seen <= longest:
-        raise ValueError(f'{seen} observed frames: a roll-out begins with 1 to {longest}')
+        raise ValueError(f'{seen} observed frames: a rollout begins with 1 to {longest}')
 
     def tethered(z: Tensor, x: Tensor, step: int, chunk: slice) -> Tensor:
         z = z + (x - z) * (1.0 / (steps - step))

@@ -50,13 +50,13 @@ class WorldObjective(Objective):
         if options.contact_share:
             self.contacts = episodes.contact_frames(options.clip_frames) if episodes.labelled else ()
             if not len(self.contacts):
-                raise ValueError('contact_share needs drives that tell of contacts, and these tell of none: train on '
-                                 'simulated drives, or set it to 0')
+                raise ValueError('contact_share needs drives that tell of contacts, and these record none: train on '
+                                 'simulated episodes, or set it to 0')
         self.pose_head = None
         if options.pose_weight:
             if episodes.poses is None:
                 raise ValueError('pose_weight needs the true poses, which these episodes lack: train on simulated '
-                                 'drives, or set it to 0')
+                                 'episodes, or set it to 0')
             self.pose_head = PoseHead(self.preset).to(episodes.frames.device)
 
     def draw(self, rng: np.random.Generator, generator: torch.Generator) -> Batch:

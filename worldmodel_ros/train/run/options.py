@@ -151,7 +151,7 @@ class SelfForcingOptions(StudentOptions):
     def __post_init__(self):
         super().__post_init__()
         if self.contact_share:
-            raise ValueError('contact_share is for the stages teacher and student: roll-outs begin anywhere; set it to 0')
+            raise ValueError('contact_share is for the stages teacher and student: rollouts begin anywhere; set it to 0')
 
 
 @dataclass(frozen=True)

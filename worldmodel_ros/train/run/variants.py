@@ -50,7 +50,7 @@ def read_variants(path: Path, overrides: Sequence[str] = ()) -> Variants:
         if not isinstance(entry, dict) or not isinstance(entry.get('name'), str) or set(entry) - {'name', 'set'}:
             raise ConfigError(f'{path}: a variant has a name and, under set, keys of {base.name} with values; got {entry!r}')
         if entry['name'] in (*configs, SHARED):
-            raise ConfigError(f'{path}: the name {entry["name"]!r} is taken: give each variant one of its own')
+            raise ConfigError(f'{path}: the name {entry["name"]!r} is taken: give each variant a different one')
         configs[entry['name']] = from_dict(with_values(common, entry.get('set') or {}), f'{path}: {entry["name"]}',
                                            overrides)
     shared = tuple(content.get('shared') or ())

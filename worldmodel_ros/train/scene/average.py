@@ -27,7 +27,7 @@ def average(first: Path, second: Path, share: float) -> SceneForecast:
     found, other = SceneForecast.load(first, 'cpu'), SceneForecast.load(second, 'cpu').state_dict()
     weights = found.state_dict()
     if {name: weight.shape for name, weight in weights.items()} != {name: weight.shape for name, weight in other.items()}:
-        raise ModelError(f'{first} and {second} are not of one network: average what one training has made of the other')
+        raise ModelError(f'{first} and {second} are not of one network: average a model with one trained from it')
     found.load_state_dict({name: torch.lerp(weight.float(), other[name].float(), share).to(weight.dtype)
                            if weight.is_floating_point() else weight for name, weight in weights.items()})
     return found
