@@ -118,7 +118,7 @@ def decisions(recording: Recording) -> dict:
     if not recording.choices:
         return {}
     compared = [choice for choice in recording.choices if choice.options]
-    rejected = Counter(choice.rejected_for(option) or 'nothing: it is as good'
+    rejected = Counter(choice.rejected_for(option) or 'none: equally good'
                        for choice in compared for option in choice.options if option.name != choice.chosen)
     against = [choice for choice in compared
                if choice.option('policy') and choice.option(choice.chosen)

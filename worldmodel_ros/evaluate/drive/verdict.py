@@ -57,7 +57,7 @@ def _gain(psnr: dict, ssim: dict, known: float) -> tuple[str, str, list[str]]:
     """By the gain over copying the last image, in both measures: a grey blur has a good PSNR and a bad SSIM."""
     by = f'{_signed(psnr, 1, " dB")} in PSNR, {_signed(ssim, 2)} in SSIM'
     advice = ['Do not let the model drive here before it is fine-tuned on recordings like this one: `worldmodel finetune`.']
-    strange = [f'Even the autoencoder alone reconstructs this camera\'s images with only {known:.1f} dB (in distribution: '
+    strange = [f'Even the autoencoder alone reconstructs this camera\'s images with only {known:.1f} dB (familiar places: '
                f'{FAMILIAR_DB:.0f} dB or more): the place or the camera is unlike the training data.']
     better = _low(psnr) > 0.0 and _low(ssim) > 0.0
     worse = _high(psnr) < 0.0 or (_high(ssim) < 0.0 and _low(psnr) <= 0.0)

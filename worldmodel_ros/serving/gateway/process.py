@@ -131,7 +131,7 @@ async def _serve(options: Options, gateway: Gateway, listening: LimitedSocket, t
 
     def ready() -> None:
         host, port = listening.getsockname()[:2]
-        _log.info('process %d is the gateway at %s://%s:%d before the engine', os.getpid(), 'wss' if tls else 'ws', host, port)
+        _log.info('process %d is the gateway at %s://%s:%d', os.getpid(), 'wss' if tls else 'ws', host, port)
 
     try:
         await gateway.run(stop, ready)
@@ -160,9 +160,9 @@ async def _renew(options: Options, gateway: Gateway, tls: ssl.SSLContext | None,
                 tls.load_cert_chain(options.certificate, options.key)
             if options.accounts:
                 gateway.replace_accounts(Accounts.read(Path(options.accounts)))
-            _log.info('certificate and accounts were read again')
+            _log.info('certificate and accounts reloaded')
         except (OSError, ssl.SSLError, AccountError) as error:
-            _log.error('the former certificate and accounts stay: %s', error)
+            _log.error('certificate or accounts invalid, the previous ones stay in use: %s', error)
 
 
 def _stamps(files: list[Path]) -> list[tuple[int, int] | None]:
