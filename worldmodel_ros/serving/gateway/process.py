@@ -154,12 +154,14 @@ async def _renew(options: Options, gateway: Gateway, tls: ssl.SSLContext | None,
         known = stamps
         changed.clear()
         try:
+            # All is read before any of it is used: both are changed, or neither.
+            accounts = Accounts.read(Path(options.accounts)) if options.accounts else None
             if tls:
                 # Tried in another context first: a key that does not match would leave this one without a pair.
                 server_context(Path(options.certificate), Path(options.key), None)
                 tls.load_cert_chain(options.certificate, options.key)
-            if options.accounts:
-                gateway.replace_accounts(Accounts.read(Path(options.accounts)))
+            if accounts is not None:
+                gateway.replace_accounts(accounts)
             _log.info('certificate and accounts reloaded')
         except (OSError, ssl.SSLError, AccountError) as error:
             _log.error('certificate or accounts invalid, the previous ones stay in use: %s', error)
