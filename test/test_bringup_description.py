@@ -237,7 +237,7 @@ def test_a_gateway_is_started_where_it_is_asked_for_and_the_engine_with_it():
     (lambda c: c['nodes'][0].update(only_for='moon'), r"\(base\): only_for is 'moon'.*one of sim, robot"),
     (lambda c: c['nodes'][0].update(only_for=['sim', 'mars']), r"\(base\): only_for is 'mars'.*one of sim, robot"),
     (lambda c: c['nodes'][0].update(only_with='modle'), r"\(base\): only_with is 'modle', .*there are model"),
-    (lambda c: c['nodes'][0].update(only_with=3), r'\(base\): only_with is 3: it must be a text or a list'),
+    (lambda c: c['nodes'][0].update(only_with=3), r'\(base\): only_with is 3: it must be a string or a list of strings'),
     (lambda c: c['nodes'][0].update(required=1), r'\(base\): required is 1: it must be a bool'),
     (lambda c: c['nodes'][1].update(lifecycle='yes'), r"\(brain\): lifecycle is 'yes': it must be a bool"),
     (lambda c: c['arguments']['model'].update(text='yes'), "model: text is 'yes': it must be a bool"),
