@@ -175,7 +175,7 @@ def main(args: list[str] | None = None) -> int:
     parser.add_argument(ZERO_WHEN_INTERRUPTED, action='store_true',
                         help='end with 0 after SIGINT, not 130: for launch, which takes any other code for a crash')
     options = parser.parse_args(args)
-    interrupted = False
+    started = interrupted = False
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         nonlocal interrupted
@@ -189,11 +189,13 @@ def main(args: list[str] | None = None) -> int:
         rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.SIGINT)
         client = LifecycleClient(
             Node('lifecycle_client', start_parameter_services=False, enable_rosout=False), options.node)
+        started = True
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         client.bring_to(options.goal, options.timeout)
         return 0
     except Exception as error:
-        if interrupted:
+        # rclpy's thread may shut the context down, and a wait raise for that, before Python calls the handler above.
+        if interrupted or (started and not rclpy.ok()):
             return _interrupted_code()
         if not isinstance(error, LifecycleError):
             raise
