@@ -82,7 +82,7 @@ class ServerProcess:
     def stop(self) -> None:
         """Shut it down cleanly."""
         if self._child is None:
-            with suppress(ProcessLookupError):
+            with suppress(OSError):
                 signal.pidfd_send_signal(self._adopted, signal.SIGTERM)
         else:
             self._child.terminate()
