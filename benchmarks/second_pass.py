@@ -49,25 +49,21 @@ class Certain(Deliberation):
 
 
 class Around(Certain):
-    """A second round of candidates around the four best of the first, whatever the task."""
+    """Two rounds of candidates, whatever the task."""
 
-    def compare(self, question: Question, candidates: Sequence[Candidate]) -> Compared:
-        first = super().compare(question, candidates)
-        return first.joined(super().compare(question, first.around_best(1)))
+    def rounds(self, question: Question, candidates: Sequence[Candidate], count: int) -> Compared:
+        return super().rounds(question, candidates, 2)
 
 
 class Rounds(Deliberation):
-    """``count`` rounds of candidates, each around the best of those before, whatever the task."""
+    """``count`` rounds of candidates, whatever the task."""
 
     def __init__(self, settings: Settings, count: int) -> None:
         super().__init__(settings)
         self._count = count
 
-    def compare(self, question: Question, candidates: Sequence[Candidate]) -> Compared:
-        found = super().compare(question, candidates)
-        for number in range(1, self._count):
-            found = found.joined(super().compare(question, found.around_best(number)))
-        return found
+    def rounds(self, question: Question, candidates: Sequence[Candidate], count: int) -> Compared:
+        return super().rounds(question, candidates, self._count)
 
 
 class Sampled(Certain):

@@ -235,9 +235,7 @@ class Deliberation:
         followed = self._last and replace(self._last, name='followed', steps=max(0, self._last.steps - over))
         candidates = (*((followed,) if followed else ()), *(candidates or self._settings.candidates))
         question = Question(terms, aim, view, times, pose, twist, previous)
-        found = self.compare(question, candidates)
-        for number in range(1, effort.rounds):
-            found = found.joined(self.compare(question, found.around_best(number)))
+        found = self.rounds(question, candidates, effort.rounds)
         scores = found.worth.sum(0)
         named = {candidate.name: float(value) for candidate, value in zip(found.candidates, scores, strict=True)}
         vetoed = {candidate.name: name for candidate, name in zip(found.candidates, found.contacts, strict=True) if name}
@@ -252,6 +250,13 @@ class Deliberation:
         self._last = found.candidates[best]
         return Decision(found.commands[best, 0], found.candidates[best].name, named, found.commands[best], found.poses, times,
                         vetoed, found.worth)
+
+    def rounds(self, question: Question, candidates: Sequence[Candidate], count: int) -> Compared:
+        """Compare candidates in ``count`` rounds, each later one around the best of those before."""
+        found = self.compare(question, candidates)
+        for number in range(1, count):
+            found = found.joined(self.compare(question, found.around_best(number)))
+        return found
 
     def compare(self, question: Question, candidates: Sequence[Candidate]) -> Compared:
         """Return the outcomes of candidates."""
