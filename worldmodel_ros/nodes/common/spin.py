@@ -20,6 +20,7 @@ from rclpy.signals import SignalHandlerOptions
 from worldmodel_ros import dds_security
 from worldmodel_ros.clocks import wall_minus_steady
 from worldmodel_ros.exit_codes import BAD_CONFIGURATION
+from worldmodel_ros.interrupts import SIGNALS, Interrupted, ignore, repeat_if_dropped
 from worldmodel_ros.nodes.common.parameters import ParameterError
 
 EXECUTOR_VARIABLE = 'WORLDMODEL_EXECUTOR'
@@ -28,10 +29,6 @@ _LOG_INTERVAL = 5.0  # s, between two reports of the same exception
 _GUARD_PERIOD = 0.02  # s, between two checks of the wall clock
 _SET_BACK = 5_000_000  # ns; a slewed clock differs by less between two checks
 _POLL_PERIOD = 0.1  # s, upper bound for noticing a signal while no callback runs
-
-
-class _Interrupted(BaseException):
-    """A signal came while the node was being built. Not an Exception, so that no handler on the way swallows it."""
 
 
 class _Signals:
@@ -45,14 +42,18 @@ class _Signals:
     def __init__(self) -> None:
         self.stop = False
         self.building = False
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in SIGNALS:
             signal.signal(number, self._handle)
+        repeat_if_dropped(self._build)
+
+    def _build(self) -> None:
+        self.building = True
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.stop = True
         if self.building:
             self.building = False
-            raise _Interrupted
+            raise Interrupted
 
 
 class _Contained:
@@ -192,7 +193,7 @@ def run(factory: Callable[[], Node], *, executor: str | None = None, args: list[
         gc.freeze()
         _spin(node, make_executor(executor), signals)
         return 0
-    except _Interrupted:
+    except Interrupted:
         # Tearing down a half-built node, with rclpy's C++ objects, has ended in SIGSEGV.
         sys.stdout.flush()
         sys.stderr.flush()
@@ -210,8 +211,7 @@ def run(factory: Callable[[], Node], *, executor: str | None = None, args: list[
         rclpy.try_shutdown()
         # A terminal and a launcher both send SIGINT: the second may come while the interpreter shuts down, when Python
         # handlers are gone and the default one would turn a clean exit into a failure.
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
+        ignore()
 
 
 def _require_security(arguments: list[str]) -> None:

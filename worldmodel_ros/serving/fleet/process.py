@@ -2,16 +2,14 @@
 from __future__ import annotations
 
 import logging
-import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from worldmodel_ros import realtime
+from worldmodel_ros import interrupts, realtime
 from worldmodel_ros.engine.session_folder import default_folder
 from worldmodel_ros.serving.client.network import Endpoint
 from worldmodel_ros.serving.transport.address import ListeningSocket
@@ -79,10 +77,6 @@ def default_store() -> Path:
     return default_folder().with_name('worldmodel_store')
 
 
-class _Interrupted(BaseException):
-    """A signal came. Not an Exception, so that no handler swallows it."""
-
-
 def up(socket: Path, options: Options) -> int:
     """
     Run a fleet until SIGINT or SIGTERM; return the exit code. Call it from the main thread.
@@ -91,8 +85,7 @@ def up(socket: Path, options: Options) -> int:
     """
     logging.basicConfig(stream=sys.stderr, format='%(asctime)s %(levelname)s %(message)s')
     logging.getLogger('worldmodel_ros').setLevel(logging.INFO)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _interrupt)
+    interrupts.raise_interrupted()
     listening = ListeningSocket(socket)
     pool: Pool | None = None
     front: Front | None = None
@@ -128,12 +121,11 @@ def up(socket: Path, options: Options) -> int:
         while not refused.is_set():
             front.run(_LOOK)
         raise PoolError('its servers refuse their configuration: ' + paths[0].with_suffix('.log').read_text()[-500:])
-    except _Interrupted:
+    except interrupts.Interrupted:
         _log.info('ended by a signal')
         return 0
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
+        interrupts.ignore()
         over.set()
         for part in (page, front, pool):
             if part:
@@ -172,9 +164,3 @@ def scale(pool: Pool, front: Front, scaler: Scaler, start: Callable[[int], None]
         front.wanted.discard(emptying)
         scaler.ended(emptying)
         _log.info('server %d has ended', emptying)
-
-
-def _interrupt(*_: Any) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    raise _Interrupted

@@ -4,13 +4,12 @@ from __future__ import annotations
 import logging
 import math
 import os
-import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from worldmodel_ros import realtime
+from worldmodel_ros import interrupts, realtime
 
 from worldmodel_ros.engine.device_failure import end_if_lost
 from worldmodel_ros.engine.session_folder import MAX_FILES, MAX_MB, SessionFolder, default_folder
@@ -78,10 +77,6 @@ class Options:
         return SessionFolder(path, self.session_files_max, self.session_disk_mb)
 
 
-class _Interrupted(BaseException):
-    """A signal came. Not an Exception, so that no handler swallows it."""
-
-
 def serve(path: Path, options: Options) -> int:
     """
     Serve at a socket until SIGINT or SIGTERM; return the exit code. Call it from the main thread.
@@ -92,8 +87,7 @@ def serve(path: Path, options: Options) -> int:
 
     logging.basicConfig(handlers=[log_handler(sys.stderr)])
     logging.getLogger('worldmodel_ros').setLevel(logging.INFO)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _interrupt)
+    interrupts.raise_interrupted()
     listening = ListeningSocket(path)  # first: loading takes long
     try:
         _serve(listening, options)
@@ -110,7 +104,8 @@ def serve(path: Path, options: Options) -> int:
 
 
 def _is_of_signal(error: BaseException | None) -> bool:
-    return error is not None and (isinstance(error, _Interrupted) or _is_of_signal(error.__cause__ or error.__context__))
+    return error is not None and (
+        isinstance(error, interrupts.Interrupted) or _is_of_signal(error.__cause__ or error.__context__))
 
 
 def log_handler(stream: TextIO) -> logging.Handler:
@@ -148,10 +143,10 @@ def _serve(listening, options: Options) -> None:
                       f' (and {options.smaller})' if options.smaller else '', options.sessions, listening.path)
             server.run()
         finally:
-            _ignore_signals()  # Ctrl-C in a terminal under ``ros2 launch`` arrives twice
+            interrupts.ignore()
             server.close()
     finally:
-        _ignore_signals()
+        interrupts.ignore()
         service.stop()
 
 
@@ -187,13 +182,3 @@ def _keeper(service: Service, engine: Engine, listening: Path, options: Options)
     capacity = int(options.store_memory_mb * 1e6)
     tiers = TieredStore([store], capacity, PinnedMemory(capacity) if on_gpu else None)
     return Keeper(service, engine, tiers, address, settings, tiers.expect)
-
-
-def _interrupt(*_) -> None:
-    _ignore_signals()
-    raise _Interrupted
-
-
-def _ignore_signals() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
