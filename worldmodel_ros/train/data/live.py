@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -98,7 +99,7 @@ class Simulation:
         self.episodes = LiveEpisodes(capacity, frames, preset, device)
         self.held = LiveEpisodes(held_back, frames, preset, device) if held_back else None
         self._held_back, self._failed = held_back, None
-        self._pool = multiprocessing.get_context('spawn').Pool(workers, os.nice, (5,))  # training has priority
+        self._pool = multiprocessing.get_context('spawn').Pool(workers, _begin)
         jobs = ((seed, frames, preset.image_size, mix, measured) for seed in seeds)
         self._thread = threading.Thread(target=self._feed, args=(self._pool, jobs), daemon=True)
         self._thread.start()
@@ -137,3 +138,9 @@ class Simulation:
                   flush=True)
         except Exception as error:  # ``wait`` reports it
             self._failed = error
+
+
+def _begin() -> None:
+    """Start a worker: training has priority, and an interrupt is the training's, which ends its workers when it has saved."""
+    os.nice(5)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
