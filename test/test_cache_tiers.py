@@ -211,6 +211,15 @@ def test_one_number_that_is_not_finite_is_found_wherever_it_is(precision, damage
         assert not storage.finite('k', damaged)
 
 
+@pytest.mark.parametrize('precision', [Precision.BF16, Precision.FP8])
+def test_of_all_numbers_that_there_are_the_finite_ones_are_told_from_the_others(precision):
+    storage = TorchStorage(LAYOUT, 2, 2, 16, 4, precision)
+    dtype = storage.pool.k.dtype
+    bits = np.arange(2 ** (8 * dtype.itemsize), dtype=f'u{dtype.itemsize}').view(np.uint8).reshape(-1, dtype.itemsize)
+    expected = torch.from_numpy(bits).view(dtype).float().isfinite().flatten().tolist()
+    assert [storage.finite('k', number) for number in bits] == expected and not all(expected)
+
+
 def test_arrays_of_a_store_which_nothing_may_write_to_are_read_without_a_warning(recwarn):
     storage, warned_always = TorchStorage(LAYOUT, 2, 2, 16, 4, Precision.BF16), torch.is_warn_always_enabled()
     storage.pool.k.normal_()
