@@ -14,6 +14,7 @@ from pathlib import Path
 from .protocol import AlreadyStored, Blob, NotStored, StoreError, Threads, check_key
 
 _PARTS = '.parts'    # subfolder of unfinished files; no key begins with a dot
+_MOST_PARTS = 1000   # parts of a blob written at a time; Linux takes 1024
 _ABANDONED = 600.0   # s, after which the writer of such a file is taken to be gone
 
 
@@ -24,7 +25,7 @@ class FileStore:
     fulfilled, and so is its folder; useless for a folder in memory (tmpfs).
     """
 
-    def __init__(self, path: Path, durable: bool = True, threads: int = 4):
+    def __init__(self, path: Path, durable: bool = True, threads: int = 8):
         """Raise StoreError if the folder cannot be made."""
         self.path, self._durable = Path(path), durable
         self._parts = self.path / _PARTS
@@ -76,9 +77,8 @@ class FileStore:
         if create and place.exists():
             raise AlreadyStored(f'{key} is there already')
         try:
-            with open(part, 'xb', opener=_private) as file:
-                file.writelines(parts)
-                file.flush()
+            with open(part, 'xb', buffering=0, opener=_private) as file:
+                _write(file.fileno(), parts)
                 if self._durable:
                     os.fsync(file.fileno())
             return self._move(part, place, create)
@@ -91,18 +91,18 @@ class FileStore:
                 os.unlink(part)
 
     def _move(self, part: Path, place: Path, create: bool) -> list[Path]:
+        made = [place.parent]
         for _ in range(100):  # an empty folder may be removed concurrently
-            above = place.parent
-            made = [above]
-            while not above.exists() and above != self.path:
-                above = above.parent
-                made.append(above)
-            place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             try:
                 (os.link if create else os.replace)(part, place)
                 return made
             except FileNotFoundError:
-                continue
+                above = place.parent
+                made = [above]
+                while not above.exists() and above != self.path:
+                    above = above.parent
+                    made.append(above)
+                place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         raise StoreError(f'{place.parent} is removed again and again')
 
     def _get(self, key: str) -> memoryview:
@@ -177,6 +177,17 @@ def in_memory(path: Path) -> bool:
 
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+
+def _write(descriptor: int, parts: Sequence[Blob]) -> None:
+    """Write all parts, mostly in one call: after each one, a thread of a busy process waits for the GIL."""
+    left = [memoryview(part) for part in parts]
+    while left:
+        count = os.writev(descriptor, left[:_MOST_PARTS])
+        while left and count >= len(left[0]):
+            count -= len(left.pop(0))
+        if left:
+            left[0] = left[0][count:]
 
 
 def _no_links(path: str, flags: int) -> int:
