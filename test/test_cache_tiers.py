@@ -235,7 +235,7 @@ def test_arrays_of_a_store_which_nothing_may_write_to_are_read_without_a_warning
     np.testing.assert_array_equal(storage.dump(np.arange(2, 4))['k'], protected['k'])
 
 
-@pytest.mark.parametrize('loads', ['load', 'load_later'])
+@pytest.mark.parametrize('loads', ['load', 'load_later', 'layer by layer'])
 @pytest.mark.parametrize('precision, dim, words', [
     (Precision.FP32, 3, torch.int32), (Precision.FP32, 16, torch.int64), (Precision.BF16, 16, torch.int64),
     (Precision.FP8, 16, torch.int64), (Precision.FP4, 16, torch.int64)])
@@ -254,7 +254,12 @@ def test_pages_are_copied_in_words_and_every_byte_arrives(precision, dim, words,
     for name, array in dumped.items():
         assert (array.shape[1:], array.dtype) == storage.forms()[name]
         np.testing.assert_array_equal(array.swapaxes(0, 1).view(np.uint8), before[name])
-    (storage.load if loads == 'load' else lambda *what: storage.load_later(*what)()())(to, storage.staged(dumped))
+    if loads == 'load':
+        storage.load(to, storage.staged(dumped))
+    else:
+        groups = [dumped] if loads == 'load_later' else [
+            {name: array[:, layer:layer + 1].copy() for name, array in dumped.items()} for layer in range(2)]
+        storage.load_later(to, [storage.staged(arrays) for arrays in groups])()()
     storage.copy(np.array([3, 7]), storage, ids[:2])
     for name in pools:
         np.testing.assert_array_equal(read(to)[name], before[name])

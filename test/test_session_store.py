@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +20,7 @@ from worldmodel_ros.cache.stores.host import HostStore
 from worldmodel_ros.cache.stores.objects import ObjectStore
 from worldmodel_ros.cache.stores.protocol import AlreadyStored, NotStored, StoreError
 from worldmodel_ros.cache.stores.tiered import TieredStore
-from worldmodel_ros.engine import load
+from worldmodel_ros.engine import load, session_store
 from worldmodel_ros.engine.session_folder import SessionFileError
 from worldmodel_ros.engine.session_store import (
     Fenced, SessionLog, check_session, claim, claim_next, forget, manifests, owner_of, read_newest)
@@ -135,16 +136,17 @@ def test_only_what_is_new_is_stored(engine, store):
     assert first.slabs[1:] == second.slabs[:-1]
 
 
-def test_what_no_manifest_names_any_more_is_deleted_but_with_history(engine, store):
+@pytest.mark.parametrize('groups', [1, 3])
+def test_what_no_manifest_names_any_more_is_deleted_but_with_history(engine, store, groups):
     session = drive(engine.open_session(), WINDOW)
-    logs = [SessionLog(store, 'robot', 1), SessionLog(store, 'logbook', 1, history=True)]
+    logs = [SessionLog(store, 'robot', 1, groups), SessionLog(store, 'logbook', 1, groups, history=True)]
     for seed in range(4):
         drive(session, 1, seed)
         written = [stored(log, session) for log in logs]
     assert len(store.list('robot/manifests').result()) == 2
-    assert len(store.list('robot/slabs').result()) == len(written[0].slabs) + 1
+    assert len(store.list('robot/slabs').result()) == groups * (len(written[0].slabs) + 1)
     assert len(store.list('robot/states').result()) == 2
-    assert len(store.list('logbook/slabs').result()) == len(written[1].slabs) + 3
+    assert len(store.list('logbook/slabs').result()) == groups * (len(written[1].slabs) + 3)
     forget(store, 'robot')
     assert store.list('robot').result() == []
     with pytest.raises(NotStored, match='robot is not in the store'):
@@ -191,7 +193,7 @@ def slow_device(engine, monkeypatch):
     storage, device = engine.memory.pool.storage, SimpleNamespace(started=[], go_on=threading.Event())
     device.go_on.set()
 
-    def load_later(ids, arrays):
+    def load_later(ids, groups):
         storage.clear(ids)
 
         def start():
@@ -200,7 +202,7 @@ def slow_device(engine, monkeypatch):
             def wait():
                 assert device.go_on.wait(30.0)
                 device.started[:] = [each for each in device.started if each is not ids]
-                storage.load(ids, arrays)
+                storage.load(ids, {name: np.concatenate([each[name] for each in groups], 1) for name in groups[0]})
             return wait
         return start
     monkeypatch.setattr(storage, 'load_later', load_later)
@@ -312,6 +314,118 @@ def test_pages_that_have_another_use_by_now_are_stored_whatever_their_slab_was(e
         drive(session, 3, seed=8)
     later = stored(log, session)
     assert not {slab.content for slab in later.slabs} & {slab.content for slab in manifest.slabs}
+    assert_equal(session, resumed(engine, store)[0])
+
+
+# --- layer groups ---
+
+def keys_of(manifest):
+    return {len(slab.keys) for slab in manifest.slabs}
+
+
+def test_a_slab_has_as_many_layer_groups_as_its_size_is_worth(engine, store, monkeypatch):
+    session = drive(engine.open_session(), 2)
+    slab = stored(SessionLog(store, 'robot', 1), session).slabs[0]
+    assert len(slab.keys) == 1  # a small model's
+    layers = next(iter(engine.memory.pool.storage.forms().values()))[0][0]
+    for nbytes, groups in ((slab.nbytes // 3, 2), (1, min(8, layers))):
+        monkeypatch.setattr(session_store, '_GROUP', nbytes)
+        name = f'robot{groups}'
+        assert keys_of(stored(SessionLog(store, name, 1), session)) == {groups}
+        engine.slab_index.__init__()
+        assert_equal(session, resumed(engine, store, name)[0])
+
+
+def test_who_goes_on_from_slabs_of_one_group_stores_none_of_them_again_and_new_ones_in_several(engine, store):
+    manifest = stored(SessionLog(store, 'robot', 1, groups=1), drive(engine.open_session(), WINDOW))
+    engine.slab_index.__init__()
+    session, coming = engine.open_session(), engine.stored_session(store)
+    coming.read(manifest)
+    for _ in coming.pieces():
+        pass
+    session.restore(coming)
+    log = SessionLog(store, 'robot', 2, groups=3, index=engine.slab_index, known=manifest)
+    log.came_back(manifest, coming.uses)
+    drive(session, 1, seed=3)
+    later = stored(log, session)
+    assert later.slabs[:-1] == manifest.slabs[-len(later.slabs) + 1:] and len(later.slabs[-1].keys) == 3
+    engine.slab_index.__init__()
+    assert_equal(session, resumed(engine, store)[0])
+
+
+def test_slabs_of_several_groups_are_shared_and_those_that_are_known_are_not_stored_again(engine, store):
+    live = drive(engine.open_session(), 5)
+    manifest = stored(SessionLog(store, 'robot', 1, groups=3, index=engine.slab_index), live)
+    coming = engine.stored_session(store)
+    coming.read(manifest)
+    assert coming.shared_slabs == 5 and coming.read_nbytes == manifest.state_nbytes
+    coming.close()
+    log = SessionLog(store, 'other', 1, groups=3, known=manifest)  # dumps and hashes them: it was not told their pages
+    assert stored(log, resumed(engine, store)[0]).slabs == manifest.slabs
+    assert store.list('other/slabs').result() == []
+
+
+@pytest.mark.parametrize('change', ['other order', 'one missing', 'one twice', 'none'])
+def test_layer_groups_that_are_not_all_layers_in_order_are_refused(engine, store, change):
+    manifest = stored(SessionLog(store, 'robot', 1, groups=2), drive(engine.open_session(), 2))
+    first, *rest = manifest.slabs
+    one, two = first.keys
+    keys = {'other order': (two, one), 'one missing': (one,), 'one twice': (one, one), 'none': ()}[change]
+    engine.slab_index.__init__()
+    coming = engine.stored_session(store)
+    with pytest.raises(Corrupt, match='not all of its layers, in order'):
+        coming.read(replace(manifest, slabs=(replace(first, keys=keys), *rest)))
+    coming.close()
+
+
+@pytest.mark.parametrize('kind', ['files', 'host', 'tiers'])
+@pytest.mark.parametrize('groups', [1, 3])
+@pytest.mark.parametrize('damage', [np.nan, -np.inf])
+def test_numbers_that_are_not_finite_are_never_taken_over(engine, tmp_path, kind, groups, damage):
+    store = STORES[kind](tmp_path)
+    session = drive(engine.open_session(), 3)
+    checkpoint = SessionLog(store, 'robot', 1, groups).checkpoint(session.capture(), {})
+    for _ in checkpoint.pieces():
+        pass
+    checkpoint._slabs[1][2]['v'][0, -1, -1, -1, -1] = damage  # in the last layer
+    manifest = checkpoint.write()
+    for _ in range(2):  # what was read once is not trusted either
+        coming = engine.stored_session(store)
+        with pytest.raises(Corrupt, match='slab 1 has numbers that are not finite'):
+            coming.read(manifest)
+        coming.close()
+    store.close()
+
+
+def test_a_session_of_which_one_slab_is_new_does_not_queue_behind_others(engine, store):
+    session, log = drive(engine.open_session(), WINDOW), SessionLog(store, 'robot', 1, groups=3)
+    stored(log, session)
+    drive(session, 1, seed=1)
+    go_on = threading.Event()
+    others = [session_store._hashing.submit(go_on.wait, 60.0) for _ in range(64)]
+    try:
+        before = time.monotonic()
+        assert len(stored(log, session).slabs[-1].keys) == 3
+        assert time.monotonic() - before < 30.0 and not any(other.done() for other in others)
+    finally:
+        go_on.set()
+
+
+def test_a_slab_that_could_not_be_stored_is_stored_with_the_next_checkpoint(engine):
+    class Failing(HostStore):
+        broken = True
+
+        def put(self, items, create=False):
+            if self.broken and any('/slabs/01/' in key for key, _ in items):
+                raise StoreError('the network is away')
+            return super().put(items, create)
+    store = Failing()
+    session, log = drive(engine.open_session(), 2), SessionLog(store, 'robot', 1, groups=2)
+    with pytest.raises(StoreError, match='the network is away'):
+        stored(log, session)
+    store.broken = False
+    stored(log, session)
+    engine.slab_index.__init__()
     assert_equal(session, resumed(engine, store)[0])
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -17,6 +17,8 @@ import numpy as np
 from .layout import TileLayout
 
 Result = TypeVar('Result')
+
+LAYERS = 1  # axis of what ``dump`` returns
 
 
 class OutOfPages(RuntimeError):
@@ -301,18 +303,20 @@ class Storage(Protocol):
         """Return shape and type of one page in each array of ``dump``, by name; thread-safe."""
 
     def finite(self, name: str, array: np.ndarray) -> bool:
-        """Return whether the numbers in an array of ``dump`` are finite; thread-safe."""
+        """Return whether the numbers in an array of ``dump``, or some layers of it, are finite; thread-safe."""
 
     def load(self, ids: np.ndarray, arrays: dict[str, np.ndarray]) -> None:
         """Write back what ``dump`` returned."""
 
     def staged(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return what ``dump`` returned, in memory that the device copies from asynchronously; thread-safe."""
+        """Return what ``dump`` returned, or some layers of it, in memory that the device copies from asynchronously;
+        thread-safe."""
 
-    def load_later(self, ids: np.ndarray, arrays: dict[str, np.ndarray]) -> Callable[[], Callable[[], None]]:
-        """Prepare to ``load`` arrays that were ``staged``, after all work queued so far. Calling the result, in any thread,
-        starts the copy concurrently with the device's computation and returns a function that waits for it; until then the
-        arrays must not change, and the pages must stay with their holder."""
+    def load_later(self, ids: np.ndarray, groups: Sequence[dict[str, np.ndarray]]) -> Callable[[], Callable[[], None]]:
+        """Prepare to ``load`` pages whose layers come in ``groups`` of successive ones, each of which was ``staged``, after all
+        work queued so far. Calling the result, in any thread, starts the copy concurrently with the device's computation and
+        returns a function that waits for it; until then the arrays must not change, and the pages must stay with their
+        holder."""
 
 
 class NumpyStorage:
@@ -369,14 +373,21 @@ class NumpyStorage:
         return bool(np.isfinite(array).all())
 
     def load(self, ids: np.ndarray, arrays: dict[str, np.ndarray]) -> None:
-        self.k[ids], self.v[ids] = arrays['k'], arrays['v']
+        self._load(ids, [arrays])
+
+    def _load(self, ids: np.ndarray, groups: Sequence[dict[str, np.ndarray]]) -> None:
+        first = 0
+        for arrays in groups:
+            last = first + arrays['k'].shape[LAYERS]
+            self.k[ids, first:last], self.v[ids, first:last] = arrays['k'], arrays['v']
+            first = last
 
     def staged(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return arrays
 
-    def load_later(self, ids: np.ndarray, arrays: dict[str, np.ndarray]) -> Callable[[], Callable[[], None]]:
+    def load_later(self, ids: np.ndarray, groups: Sequence[dict[str, np.ndarray]]) -> Callable[[], Callable[[], None]]:
         def start() -> Callable[[], None]:
-            self.load(ids, arrays)
+            self._load(ids, groups)
             return lambda: None
         return start
 

@@ -1,7 +1,7 @@
 """Pages in tensors, on a GPU or in (pinned) host memory, in any precision that the kernels read."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -12,11 +12,12 @@ from ..kernels.pages import Pool, Precision, TileLists
 from ..kernels.quantise import read_pages, write_pages
 from .layout import TileLayout
 from .patterns import PageLists
-from .pool import Storage
+from .pool import LAYERS, Storage
 
 # Type of numbers -> integers of the same size, signed and unsigned, and the bits of infinity; of NaN where there is none.
 _BITS = {torch.float32: (np.int32, np.uint32, 0x7f800000), torch.bfloat16: (np.int16, np.uint16, 0x7f80),
          torch.float8_e4m3fn: (np.int8, np.uint8, 0x7f)}
+
 
 class TorchStorage:
     """A ``Storage`` whose pages are a ``kernels.pages.Pool`` for each layer.
@@ -156,31 +157,34 @@ class TorchStorage:
         return bool(bits.view(signed).max() < infinity and bits.max() < sign | infinity)
 
     def load(self, ids: np.ndarray, arrays: dict[str, np.ndarray]) -> None:
-        self._load(ids, arrays, later=False)
+        self._load(ids, [arrays], later=False)
 
-    def _load(self, ids: np.ndarray, arrays: dict[str, np.ndarray], later: bool) -> None:
+    def _load(self, ids: np.ndarray, groups: Sequence[dict[str, np.ndarray]], later: bool) -> None:
         index = self._index(ids)
         for name, tensor in self.pool.tensors().items():
-            words = _words(tensor)
-            values = _tensor(arrays[name]).view(words.dtype).to(self.device, non_blocking=later)
-            words[:, index] = values.transpose(0, 1)
+            words, first = _words(tensor), 0
+            for arrays in groups:
+                values = _tensor(arrays[name]).view(words.dtype).to(self.device, non_blocking=later)
+                last = first + values.shape[LAYERS]
+                words[first:last, index] = values.transpose(0, LAYERS)
+                first = last
 
     def staged(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         if self.device.type != 'cuda':
             return arrays
         return {name: _pinned(array) for name, array in arrays.items()}
 
-    def load_later(self, ids: np.ndarray, arrays: dict[str, np.ndarray]) -> Callable[[], Callable[[], None]]:
+    def load_later(self, ids: np.ndarray, groups: Sequence[dict[str, np.ndarray]]) -> Callable[[], Callable[[], None]]:
         # After all queued work, which may still read the pages for their previous owner.
         queued = torch.cuda.current_stream(self.device).record_event() if self._coming else None
 
         def start() -> Callable[[], None]:
             if queued is None:
-                self.load(ids, arrays)
+                self._load(ids, groups, later=False)
                 return lambda: None
             with torch.cuda.stream(self._coming):
                 self._coming.wait_event(queued)
-                self._load(ids, arrays, later=True)
+                self._load(ids, groups, later=True)
                 return self._coming.record_event(torch.cuda.Event(blocking=True)).synchronize
         return start
 

@@ -15,12 +15,13 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future as Promise, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from ..cache.pool import LAYERS
 from ..cache.sequence import OBSERVED, PAGES, SLAB, TIER, VALID
 from ..cache.slab_index import SlabIndex
 from ..cache.stores.blob import Corrupt, Intact, decode, digest, encode
@@ -32,8 +33,8 @@ from .session_folder import SessionFileError
 if TYPE_CHECKING:
     from .memory import Memory
 
-Item = TypeVar('Item')
 Result = TypeVar('Result')
+_Groups = list[dict[str, np.ndarray]]  # arrays of a slab's layer groups, in order
 
 _PIECE = 0.001  # s on the engine's thread at a time, or the time of one slab
 KEPT = 2  # manifests kept per session: the last one and the one before it
@@ -41,6 +42,11 @@ _SESSION = re.compile(r'[A-Za-z0-9][A-Za-z0-9._-]{0,63}')
 _DIGEST = re.compile(r'(?:.*-)?([0-9a-f]{64})')
 # One core hashes 1.7 GB/s with SHA-256, and a session of some models is 0.3 GB. A robot needs its few cores for other work.
 _hashing = ThreadPoolExecutor(min(8, max(1, (os.cpu_count() or 1) // 2 - 1)), 'slabs')
+# A robot that is held while its session moves waits for a slab or two. These do not queue behind other sessions' slabs.
+_FEW = 2
+_urgent = ThreadPoolExecutor(min(8, max(2, (os.cpu_count() or 1) // 2)), 'urgent slabs')
+_GROUP = 2**22    # bytes of a layer group, about: enough work for a thread to be worth waking
+_MOST_GROUPS = 8
 # Blobs in this process's memory are checked once, on arrival: a session that is swapped in and out is 0.3 GB each time.
 _intact = Intact()
 
@@ -118,12 +124,13 @@ class Manifest:
 class SessionLog:
     """Writes one session to a store incrementally. Not thread-safe.
 
-    ``groups``: number of layer groups, each a separate blob. ``index`` records the content of the slabs. ``known``: the
-    manifest that the session was restored from, whose slabs need not be stored again. ``history``: keep slabs that have left
-    the window; else only what the last KEPT manifests name stays in the store.
+    ``groups``: number of layer groups of a slab, each a separate blob, which threads hash, copy and check in parallel; 0: as
+    many as the size of a slab is worth. ``index`` records the content of the slabs. ``known``: the manifest that the session
+    was restored from, whose slabs need not be stored again. ``history``: keep slabs that have left the window; else only what
+    the last KEPT manifests name stays in the store.
     """
 
-    def __init__(self, store: SlabStore, session: str, generation: int, groups: int = 1,
+    def __init__(self, store: SlabStore, session: str, generation: int, groups: int = 0,
                  index: SlabIndex | None = None, known: Manifest | None = None, history: bool = False):
         check_session(session)
         self.store, self.session, self.generation = store, session, generation
@@ -131,7 +138,8 @@ class SessionLog:
         self._version = known.version if known and known.session == session else 0
         self._written: list[tuple[str, Manifest]] = []  # newest last
         self._stored: dict[int, tuple[bytes, SlabEntry]] = {}  # slab -> its pages and their use counts, and where it is stored
-        self._contents = {(slab.number, slab.content): slab for slab in known.slabs} if known else {}
+        # Layer groups in the manifest that the session was restored from: number of the slab and digest -> key.
+        self._known = {(slab.number, _digest(key)): key for slab in known.slabs for key in slab.keys} if known else {}
         self.nbytes = 0  # stored so far
 
     def checkpoint(self, capture: Capture, about: Mapping[str, Any]) -> Checkpoint:
@@ -168,19 +176,39 @@ class SessionLog:
             return stored[1]
         return None
 
-    def _write(self, manifest: Manifest, blobs: Sequence[tuple[str, list]], sound: set[str]) -> Manifest:
-        """``sound``: keys of blobs that need no check when they are read from this process's memory."""
-        self.store.put(blobs).result()
-        for key, blob in self.store.held([key for key, _ in blobs if key in sound]).items():
-            _intact.add(blob, _digest(key))
+    def _bounds(self, pages: Mapping[str, np.ndarray]) -> list[tuple[int, int]]:
+        """Return the layers, from and to, of each layer group of a slab."""
+        layers = next(iter(pages.values())).shape[LAYERS]
+        groups = self._groups or min(_MOST_GROUPS, max(1, sum(array.nbytes for array in pages.values()) // _GROUP))
+        bounds = np.linspace(0, layers, min(groups, layers) + 1).astype(int).tolist()
+        return list(zip(bounds, bounds[1:]))
+
+    def _write(self, manifest: Manifest, stored: Sequence[_Stored]) -> Manifest:
+        """Wait until all blobs are stored, then store the manifest."""
+        wait([blob.put for blob in stored])
+        for blob in stored:
+            blob.put.result()
+        for key, held in self.store.held([blob.key for blob in stored if blob.sound]).items():
+            _intact.add(held, _digest(key))
         self._version += 1
         manifest = replace(manifest, version=self._version)
         key, text = manifest.encode()
         self.require_own()
         self.store.put([(key, (text,))]).result()
-        self.nbytes += sum(len(part) for _, parts in blobs for part in parts) + len(text)
+        self.nbytes += sum(blob.nbytes for blob in stored) + len(text)
         self._written.append((key, manifest))
         return manifest
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """A blob on its way into a store. ``put``: fulfilled when it is there; None if it was. ``sound``: it needs no check when
+    it is read from this process's memory."""
+
+    key: str
+    nbytes: int
+    put: Promise[None] | None
+    sound: bool
 
 
 class Checkpoint:
@@ -214,45 +242,43 @@ class Checkpoint:
     def write(self, prune: bool = True) -> Manifest:
         """Store what is new, then the manifest. Raises StoreError, including Fenced. What was stored before stays, except what
         the last KEPT manifests do not name: that is deleted, now or by ``SessionLog.prune``."""
-        log, blobs, entries, sound = self._log, [], [], set()
-        encoded = _each(lambda slab: self._encode(slab[0], slab[2]),
-                        [slab for slab in self._slabs if not isinstance(slab[2], SlabEntry)])
-        for row, use, found in self._slabs:
-            if not isinstance(found, SlabEntry):
-                found, new, finite = next(encoded)
-                blobs += new
-                sound |= {key for key, _ in new if finite}
-                log._stored[found.number] = use, found
-                if log._index and found.valid == self._cache.layout.frames:
-                    ids = row[PAGES:]
-                    log._index.add(found.content, found.tier, ids, _uses(row, use))
-            entries.append(found)
-        log._stored = {entry.number: log._stored[entry.number] for entry in entries}
+        log = self._log
         parts, name = encode({'kind': 'state'}, self._capture.state)
         state = f'{log.session}/states/{name}'
-        blobs.append((state, parts))
-        manifest = log._write(Manifest(log.session, log.generation, 0, self._capture.fingerprint, state,
-                                       sum(map(len, parts)), tuple(entries), self._about), blobs, {*sound, state})
+        stored = [_Stored(state, sum(map(len, parts)), log.store.put([(state, parts)]), True)]
+        new = [(row, pages, log._bounds(pages)) for row, _, pages in self._slabs if not isinstance(pages, SlabEntry)]
+        groups = iter(_each(self._put, [(row, pages, group, *layers) for row, pages, bounds in new
+                                        for group, layers in enumerate(bounds)], len(new)))
+        entries = []
+        for row, use, found in self._slabs:
+            if not isinstance(found, SlabEntry):
+                own = [next(groups) for _ in log._bounds(found)]
+                found = SlabEntry(*map(int, row[:PAGES]), tuple(group.key for group in own), sum(group.nbytes for group in own))
+                stored += [group for group in own if group.put]
+            entries.append(found)
+        manifest = log._write(Manifest(log.session, log.generation, 0, self._capture.fingerprint, state, stored[0].nbytes,
+                                       tuple(entries), self._about), stored)
+        for (row, use, before), entry in zip(self._slabs, entries):
+            if log._index and entry is not before and entry.valid == self._cache.layout.frames:
+                log._index.add(entry.content, entry.tier, row[PAGES:], _uses(row, use))
+        log._stored = {entry.number: (use, entry) for (_, use, _), entry in zip(self._slabs, entries)}
         if prune:
             log.prune()
         return manifest
 
-    def _encode(self, row: np.ndarray, pages: dict[str, np.ndarray]) -> tuple[SlabEntry, list[tuple[str, list]], bool]:
-        """Return the entry and blobs of a slab, and whether its numbers are finite."""
-        number, valid, observed, tier = map(int, row[:PAGES])
-        layers = len(next(iter(pages.values()))[0])
-        bounds = np.linspace(0, layers, min(self._log._groups, layers) + 1).astype(int)
-        blobs, nbytes = [], 0
-        for group, (first, last) in enumerate(zip(bounds, bounds[1:])):
-            about = {'kind': 'slab', 'fingerprint': self._capture.fingerprint, 'number': number, 'valid': valid,
-                     'observed': observed, 'tier': tier, 'layers': [int(first), int(last), layers]}
-            parts, name = encode(about, {each: array[:, first:last] for each, array in pages.items()})
-            nbytes += sum(map(len, parts))
-            blobs.append((f'{self._log.session}/slabs/{group:02d}/{number:010d}-{name}', parts))
-        entry = SlabEntry(number, valid, observed, tier, tuple(key for key, _ in blobs), nbytes)
-        known = self._log._contents.get((number, entry.content))  # in the manifest that the session was restored from
-        storage = self._cache.pools[tier].storage
-        return (known, [], False) if known else (entry, blobs, all(storage.finite(*each) for each in pages.items()))
+    def _put(self, row: np.ndarray, pages: Mapping[str, np.ndarray], group: int, first: int, last: int) -> _Stored:
+        """Hash a layer group of a slab, and start to store it unless it is known to be stored."""
+        log, (number, valid, observed, tier) = self._log, map(int, row[:PAGES])
+        about = {'kind': 'slab', 'fingerprint': self._capture.fingerprint, 'number': number, 'valid': valid,
+                 'observed': observed, 'tier': tier, 'layers': [first, last, next(iter(pages.values())).shape[LAYERS]]}
+        arrays = {name: np.ascontiguousarray(array[:, first:last]) for name, array in pages.items()}
+        parts, name = encode(about, arrays)
+        nbytes, known = sum(map(len, parts)), log._known.get((number, name))
+        if known:
+            return _Stored(known, nbytes, None, False)
+        key = f'{log.session}/slabs/{group:02d}/{number:010d}-{name}'
+        put, storage = log.store.put([(key, parts)]), self._cache.pools[tier].storage
+        return _Stored(key, nbytes, put, all(storage.finite(*each) for each in arrays.items()))  # checked while it is written
 
 
 class StoredSession(Incoming):
@@ -270,9 +296,9 @@ class StoredSession(Incoming):
         self.state: dict[str, np.ndarray] = {}
         # slab -> content, row of the table, pages and their use counts
         self._there: dict[int, tuple[tuple[str, ...], np.ndarray, bytes]] = {}
-        self._coming: list[tuple[SlabEntry, dict[str, np.ndarray]]] = []
+        self._coming: list[tuple[SlabEntry, _Groups]] = []
         # Slabs that have pages, the arrays to fill these from, and what starts the copy.
-        self._arriving: list[tuple[SlabEntry, dict[str, np.ndarray], Callable[[], Callable[[], None]]]] = []
+        self._arriving: list[tuple[SlabEntry, _Groups, Callable[[], Callable[[], None]]]] = []
         self._settling = threading.Lock()
         self.read_nbytes = self.shared_slabs = 0  # by the last ``read``
 
@@ -297,7 +323,8 @@ class StoredSession(Incoming):
         try:
             check_state(state, self._spec, self._memory)
             check_table(rows.reshape(-1, PAGES), int(state['time'][0]), self._spec, self._memory)
-            self._coming = list(zip(missing, _each(lambda slab: self._pages(slab, blobs), missing)))
+            groups = iter(_each(self._group, [(slab, key, blobs[key]) for slab in missing for key in slab.keys], len(missing)))
+            self._coming = [(slab, self._joined(slab, [next(groups) for _ in slab.keys])) for slab in missing]
         except ValueError as error:
             raise Corrupt(f'{manifest.session} is no session of this model: {error}') from error
         self.state = state
@@ -311,22 +338,22 @@ class StoredSession(Incoming):
         """Give pages to slabs for ``_PIECE`` s per ``next``, to at least one; ``settle`` then fills them. Raises OutOfPages
         where there is no room."""
         begun = time.perf_counter()
-        for slab, pages in self._coming:
+        for slab, groups in self._coming:
             if time.perf_counter() - begun > _PIECE:
                 yield
                 begun = time.perf_counter()
             with self._ending:
                 if self._over:
                     return
-                self._make_room(slab, pages)
+                self._make_room(slab, groups)
         self._coming = []
 
-    def _make_room(self, slab: SlabEntry, pages: dict[str, np.ndarray]) -> None:
+    def _make_room(self, slab: SlabEntry, groups: _Groups) -> None:
         pool = self._cache.pools[slab.tier]
         self._memory.before_writing()  # a pass of a branch that has released these pages may still be writing to them
         ids = self._cache.lease(slab.tier).allocate(self._memory.layout.tiles)
         self._put(slab, np.array([slab.number, slab.valid, slab.observed, slab.tier, *ids]))
-        self._arriving.append((slab, pages, pool.storage.load_later(ids, pages)))
+        self._arriving.append((slab, groups, pool.storage.load_later(ids, groups)))
 
     def settle(self) -> None:
         """As ``Incoming.settle``; the device copies asynchronously, no tick waits for it. Filled slabs may then be shared."""
@@ -375,28 +402,35 @@ class StoredSession(Incoming):
         uses = self._memory.pools[slab.tier].allocator.uses(row[PAGES:])
         self._there[slab.number] = slab.content, row, _use(row, uses)
 
-    def _pages(self, slab: SlabEntry, blobs: Mapping[str, memoryview]) -> dict[str, np.ndarray]:
-        """Return the arrays of a slab; raise Corrupt, and ValueError for those of another slab or shape."""
-        parts = []
-        intact = all(_intact.has(blobs[key], _digest(key)) for key in slab.keys)
-        for key in slab.keys:
-            about, arrays = _decoded(blobs[key], key)
-            told = tuple(about.get(name) for name in ('fingerprint', 'number', 'valid', 'observed', 'tier'))
-            if told != (self._fingerprint, slab.number, slab.valid, slab.observed, slab.tier):
-                raise ValueError(f'{key} is another slab than its manifest says')
-            parts.append(arrays)
-        pages = parts[0] if len(parts) == 1 else {
-            name: np.concatenate([part[name] for part in parts], 1) for name in parts[0]}
+    def _group(self, slab: SlabEntry, key: str, blob: memoryview) -> tuple[list[int], dict[str, np.ndarray]]:
+        """Return the layers of a layer group, as in its header, and its arrays; raise Corrupt, and ValueError for those of
+        another slab or shape."""
+        intact = _intact.has(blob, _digest(key))
+        about, arrays = _decoded(blob, key)
+        told = tuple(about.get(name) for name in ('fingerprint', 'number', 'valid', 'observed', 'tier'))
+        if told != (self._fingerprint, slab.number, slab.valid, slab.observed, slab.tier):
+            raise ValueError(f'{key} is another slab than its manifest says')
         pool, tiles = self._memory.pools[slab.tier], self._memory.layout.tiles
-        for name, (shape, dtype) in pool.storage.forms().items():
-            array = pages.get(name)
-            if array is None or array.shape != (tiles, *shape) or array.dtype != dtype:
+        layers, pages = about.get('layers'), {}
+        if not isinstance(layers, list) or [type(each) for each in layers] != [int] * 3:
+            raise ValueError(f'{key} does not say which layers it has')
+        first, last, all_layers = layers
+        for name, ((count, *page), dtype) in pool.storage.forms().items():
+            array = arrays.get(name)
+            if array is None or array.dtype != dtype or (all_layers, array.shape) != (count, (tiles, last - first, *page)):
                 raise ValueError(f'the pages {name} of slab {slab.number} are of another shape')
             if not intact and not pool.storage.finite(name, array):
                 raise ValueError(f'slab {slab.number} has numbers that are not finite')
-        for key in slab.keys:
-            _intact.add(blobs[key], _digest(key))
-        return pool.storage.staged(pages)
+            pages[name] = array
+        _intact.add(blob, _digest(key))
+        return layers, pool.storage.staged(pages)
+
+    def _joined(self, slab: SlabEntry, groups: Sequence[tuple[list[int], dict[str, np.ndarray]]]) -> _Groups:
+        """Return the arrays of a slab's layer groups; raise ValueError unless they are all of its layers, in order."""
+        ends = [0, *(last for (_, last, _), _ in groups)]
+        if not groups or [first for (first, _, _), _ in groups] != ends[:-1] or ends[-1] != groups[-1][0][2]:
+            raise ValueError(f'the layer groups of slab {slab.number} are not all of its layers, in order')
+        return [arrays for _, arrays in groups]
 
 
 def manifests(store: SlabStore, session: str) -> Iterator[Manifest | StoreError]:
@@ -465,10 +499,15 @@ def forget(store: SlabStore, session: str) -> None:
         store.delete(store.list(f'{session}/{part}').result()).result()
 
 
-def _each(function: Callable[[Item], Result], slabs: Sequence[Item]) -> Iterator[Result]:
-    """Map a function over slabs on the hashing threads. A single slab is done in this thread: its robot may be waiting, and
-    need not queue behind other sessions."""
-    return map(function, slabs) if len(slabs) == 1 else _hashing.map(function, slabs)
+def _each(function: Callable[..., Result], groups: Sequence[tuple], slabs: int) -> list[Result]:
+    """Return what ``function(*group)`` returns for each layer group of so many slabs, or raise the first exception, once all
+    have ended. They run in parallel; a single one in this thread."""
+    if len(groups) == 1:
+        return [function(*groups[0])]
+    threads = _urgent if slabs <= _FEW else _hashing
+    promises = [threads.submit(function, *group) for group in groups]
+    wait(promises)
+    return [promise.result() for promise in promises]
 
 
 def _claim(session: str, generation: int) -> str:

@@ -1,12 +1,13 @@
 """Pages of which each process holds its own heads."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from ...cache.pool import LAYERS
 from ...cache.torch_storage import TorchStorage
 from .group import Group
 
@@ -40,6 +41,7 @@ class HeadsOfPages(TorchStorage):
     def staged(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return arrays  # each process takes its part, of which the others get a copy
 
-    def load_later(self, ids: np.ndarray, arrays: dict[str, np.ndarray]) -> Callable[[], Callable[[], None]]:
-        self.load(ids, arrays)
+    def load_later(self, ids: np.ndarray, groups: Sequence[dict[str, np.ndarray]]) -> Callable[[], Callable[[], None]]:
+        self.load(ids, groups[0] if len(groups) == 1 else {
+            name: np.concatenate([arrays[name] for arrays in groups], LAYERS) for name in groups[0]})
         return lambda: lambda: None

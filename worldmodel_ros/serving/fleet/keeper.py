@@ -43,20 +43,20 @@ class TooSlow(StoreError):
 @dataclass(frozen=True)
 class KeeperSettings:
     """
-    ``period`` [s]: a session is stored at most once per period while it ticks, and when it ends or moves. ``patience``
-    [s]: for the service's thread to find a moment between two ticks. ``within`` [s]: a session begins again if, by
-    measurement, reading it would take longer. ``longest_gap`` [s]: likewise if it has not ticked for this long, since the
-    robot is somewhere else by then. ``groups``: layer groups, each a blob of its own. ``history``: keep what has left the
-    window. ``places``: sessions that have pages at a time, if the service takes more; the others are in the store until
-    they are expected to tick (``Residency``). 0: all have. ``files``: as ``Endpoint.files``, for servers on other hosts.
-    ``prepared`` [s]: a session that was prepared and has not come by then loses its pages.
+    ``period`` [s]: a session is stored at most once per period while it ticks, and when it ends or moves. ``patience`` [s]:
+    for the service's thread to find a moment between two ticks. ``within`` [s]: a session begins again if, by measurement,
+    reading it would take longer. ``longest_gap`` [s]: likewise if it has not ticked for this long, since the robot is
+    somewhere else by then. ``groups``: as of ``SessionLog``. ``history``: keep what has left the window. ``places``:
+    sessions that have pages at a time, if the service takes more; the others are in the store until they are expected to
+    tick (``Residency``). 0: all have. ``files``: as ``Endpoint.files``, for servers on other hosts. ``prepared`` [s]: a
+    session that was prepared and has not come by then loses its pages.
     """
 
     period: float = 0.5
     patience: float = 2.0
     within: float = 2.0
     longest_gap: float = 300.0
-    groups: int = 1
+    groups: int = 0
     history: bool = False
     places: int = 0
     files: tuple[str, str, str] = ('', '', '')
