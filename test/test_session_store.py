@@ -397,18 +397,26 @@ def test_numbers_that_are_not_finite_are_never_taken_over(engine, tmp_path, kind
     store.close()
 
 
-def test_a_session_of_which_one_slab_is_new_does_not_queue_behind_others(engine, store):
+@pytest.mark.parametrize('busy', [('_hashing',), ('_hashing', '_urgent')])
+def test_a_session_of_which_one_slab_is_new_does_not_queue_behind_others(engine, store, busy):
     session, log = drive(engine.open_session(), WINDOW), SessionLog(store, 'robot', 1, groups=3)
-    stored(log, session)
+    engine.slab_index.__init__()
+    coming = engine.stored_session(store)
+    coming.read(stored(log, session))
+    for _ in coming.pieces():
+        pass
     drive(session, 1, seed=1)
     go_on = threading.Event()
-    others = [session_store._hashing.submit(go_on.wait, 60.0) for _ in range(64)]
+    others = [getattr(session_store, threads).submit(go_on.wait, 60.0) for threads in busy for _ in range(16)]
     try:
         before = time.monotonic()
-        assert len(stored(log, session).slabs[-1].keys) == 3
+        manifest = stored(log, session)
+        assert len(manifest.slabs[-1].keys) == 3
+        coming.read(manifest)
         assert time.monotonic() - before < 30.0 and not any(other.done() for other in others)
     finally:
         go_on.set()
+        coming.close()
 
 
 def test_a_slab_that_could_not_be_stored_is_stored_with_the_next_checkpoint(engine):

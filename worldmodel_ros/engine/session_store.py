@@ -14,6 +14,7 @@ import re
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future as Promise, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, replace
@@ -44,7 +45,7 @@ _DIGEST = re.compile(r'(?:.*-)?([0-9a-f]{64})')
 _hashing = ThreadPoolExecutor(min(8, max(1, (os.cpu_count() or 1) // 2 - 1)), 'slabs')
 # A robot that is held while its session moves waits for a slab or two. These do not queue behind other sessions' slabs.
 _FEW = 2
-_urgent = ThreadPoolExecutor(min(8, max(2, (os.cpu_count() or 1) // 2)), 'urgent slabs')
+_urgent = ThreadPoolExecutor(min(7, max(1, (os.cpu_count() or 1) // 2 - 1)), 'urgent slabs')  # besides the caller
 _GROUP = 2**22    # bytes of a layer group, about: enough work for a thread to be worth waking
 _MOST_GROUPS = 8
 # Blobs in this process's memory are checked once, on arrival: a session that is swapped in and out is 0.3 GB each time.
@@ -501,13 +502,32 @@ def forget(store: SlabStore, session: str) -> None:
 
 def _each(function: Callable[..., Result], groups: Sequence[tuple], slabs: int) -> list[Result]:
     """Return what ``function(*group)`` returns for each layer group of so many slabs, or raise the first exception, once all
-    have ended. They run in parallel; a single one in this thread."""
-    if len(groups) == 1:
-        return [function(*groups[0])]
-    threads = _urgent if slabs <= _FEW else _hashing
-    promises = [threads.submit(function, *group) for group in groups]
+    have ended. They run in parallel, those of few slabs also in this thread."""
+    if slabs > _FEW:
+        promises = [_hashing.submit(function, *group) for group in groups]
+    else:
+        promises = [Promise() for _ in groups]
+        todo = deque(zip(promises, groups))
+        # This thread is awake already; helpers that have slept begin later.
+        helpers = [_urgent.submit(_work, function, todo) for _ in groups[1:]]
+        _work(function, todo)
+        for helper in helpers:
+            helper.cancel()
     wait(promises)
     return [promise.result() for promise in promises]
+
+
+def _work(function: Callable[..., Result], todo: deque[tuple[Promise[Result], tuple]]) -> None:
+    """Call a function for layer groups until none is left; other threads take from the same ones."""
+    while True:
+        try:
+            promise, group = todo.popleft()
+        except IndexError:
+            return
+        try:
+            promise.set_result(function(*group))
+        except BaseException as error:  # the promise must always be fulfilled
+            promise.set_exception(error)
 
 
 def _claim(session: str, generation: int) -> str:
