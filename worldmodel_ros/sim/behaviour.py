@@ -166,7 +166,8 @@ class LookAway:
         rng = self._rng
         speed = rng.choice((-1.0, 1.0)) * rng.uniform(0.6, LIMITS.w_max)
         turn = max(1, round(rng.uniform(1.2, 3.6) / abs(speed) / 0.1))
-        away = int(rng.integers(2, 60))
+        # Some turn back at once, from full speed: a body that is still turning overshoots what its wheels report.
+        away = int(rng.integers(1, 8)) if rng.random() < 0.3 else int(rng.integers(2, 60))
         drive = (0.0, 0.0) if rng.random() < 0.6 else (rng.uniform(-0.2, 0.3), rng.uniform(-0.2, 0.2))
         look = int(rng.integers(3, 20)), (rng.choice((0.0, 0.0, 0.2)), 0.0)
         back = turn, (0.0, -speed)
