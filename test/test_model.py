@@ -120,6 +120,14 @@ def test_gelu_in_the_product_gives_the_layer_that_its_modules_define(model, monk
     assert calls == [(GELU_ROWS, width)]
 
 
+def test_gelu_is_in_no_product_under_autocast(monkeypatch):
+    monkeypatch.setattr(torch, '_addmm_activation', lambda *_, **__: pytest.fail('its inputs are of two types'))
+    block = small_model().dit.blocks[0].to(torch.bfloat16)
+    block.gelu_in_product = True
+    with torch.inference_mode(), torch.autocast('cpu', torch.bfloat16):
+        assert block._mlp(torch.randn(GELU_ROWS, SMALL.width)).dtype is torch.bfloat16
+
+
 def test_a_session_of_a_day_sees_what_a_young_one_sees(tmp_path):
     """Only differences of times reach the attention, to the precision of float32."""
     backend = TorchBackend(checkpoint.load(small_checkpoint(tmp_path)))

@@ -150,9 +150,10 @@ class Block(nn.Module):
         return x, *following.enter(x, cond, rotary, modulation)
 
     def _mlp(self, x: Tensor) -> Tensor:
-        if not self.gelu_in_product or x.shape[:-1].numel() < GELU_ROWS:
-            return self.mlp(x)
         first, second = self.mlp[0], self.mlp[2]
+        # Under autocast x is in float32, which this product, unlike others, would not convert.
+        if not self.gelu_in_product or x.shape[:-1].numel() < GELU_ROWS or x.dtype is not first.weight.dtype:
+            return self.mlp(x)
         hidden = torch._addmm_activation(first.bias, x.flatten(0, -2), first.weight.t(), use_gelu=True)  # tanh, on a GPU
         return second(hidden.unflatten(0, x.shape[:-1]))
 
