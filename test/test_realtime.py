@@ -132,3 +132,27 @@ def test_the_surroundings_of_the_steps_are_entered_first_and_left_last_in_their_
         raise ValueError('no device')
     with pytest.raises(ValueError, match='no device'):
         thread.start(None, None, failing)
+
+
+def test_the_shortest_of_overlapping_switch_intervals_holds_and_the_usual_one_returns():
+    usual = sys.getswitchinterval()
+    with realtime.switching_at(0.001):
+        with pytest.raises(ValueError), realtime.switching_at(0.0001):
+            assert sys.getswitchinterval() == pytest.approx(0.0001)
+            raise ValueError
+        assert sys.getswitchinterval() == pytest.approx(0.001)
+        with realtime.switching_at(1.0):  # longer than the usual one: no thread shall wait longer
+            assert sys.getswitchinterval() == pytest.approx(0.001)
+    assert sys.getswitchinterval() == usual
+    with realtime.switching_at(1.0):
+        assert sys.getswitchinterval() == usual
+
+
+def test_switch_intervals_of_several_threads_end_in_any_order():
+    usual, first, second = sys.getswitchinterval(), realtime.switching_at(0.0001), realtime.switching_at(0.0002)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert sys.getswitchinterval() == pytest.approx(0.0002)
+    second.__exit__(None, None, None)
+    assert sys.getswitchinterval() == usual

@@ -1,13 +1,19 @@
-"""Real-time scheduling of a process's threads, and malloc settings against page faults and heap growth."""
+"""Real-time scheduling of a process's threads, their turns with the GIL, and malloc settings against page faults and heap
+growth."""
 from __future__ import annotations
 
 import ctypes
 import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # of glibc's malloc.h
 _KEPT = 32 * 2**20  # bytes
+_switching, _intervals, _usual = threading.Lock(), list[float](), 0.0  # s; of ``switching_at``
 
 
 class Logger(Protocol):
@@ -81,3 +87,25 @@ def share_one_heap() -> bool:
         return bool(ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1))
     except (AttributeError, OSError):
         return False
+
+
+@contextmanager
+def switching_at(interval: float) -> Iterator[None]:
+    """
+    Have threads that hold the GIL give it up after ``interval`` s during the block, if others wait for it.
+
+    For a few ms of work in which threads wait for the GIL dozens of times. Blocks may overlap, in any threads: the shortest
+    interval holds, and the one before them returns with the last one.
+    """
+    global _usual
+    with _switching:
+        if not _intervals:
+            _usual = sys.getswitchinterval()
+        _intervals.append(interval)
+        sys.setswitchinterval(min(_usual, *_intervals))
+    try:
+        yield
+    finally:
+        with _switching:
+            _intervals.remove(interval)
+            sys.setswitchinterval(min(_usual, *_intervals) if _intervals else _usual)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from worldmodel_ros import realtime
 from worldmodel_ros.cache.pool import OutOfPages
 from worldmodel_ros.cache.stores.measured import MeasuredStore
 from worldmodel_ros.cache.stores.protocol import NotStored, SlabStore, StoreError
@@ -32,6 +33,7 @@ from .residency import Residency
 _log = logging.getLogger(__name__)
 _THREADS = 4
 _STRIPES = 64  # locks that all names share
+_HELD_SWITCH = 0.0001  # s for which the engine's thread keeps the GIL while a robot waits for its session to move
 _AT_ONCE = 2   # slabs on a device filled together with the adoption: a turn of their own would wait for another batch
 _OF_THE_KEEPER = ('at', 'newest', 'note')  # keys of a manifest's ``about``; the rest are Continuity's
 
@@ -187,7 +189,7 @@ class Keeper:
         """
         check_session(name)
         parts: dict[str, float] = {}
-        with self._alone(name):
+        with self._alone(name), _promptly():
             with _timed(parts, 'read'):
                 stored, manifest = self._read(name)  # what is new since it was prepared
             try:
@@ -278,7 +280,7 @@ class Keeper:
         """Store the session as it is now, and delete what is no longer needed. ``held``: its robot waits, so pages are copied
         between the next two batches instead of in idle time, and nothing is deleted. Waits; raises StoreError (Fenced if
         another server owns it), SessionFileError, and ValueError if it has seen nothing."""
-        with kept.lock:
+        with kept.lock, _promptly() if held else nullcontext():
             if kept.away:  # it was stored as it left
                 if not kept.stored_frames:
                     raise ValueError(f'session {kept.name} has seen no frame yet')
@@ -526,6 +528,10 @@ class _Pages:
             service.reset(kept.number)
         finally:
             stored.close()
+
+
+def _promptly() -> AbstractContextManager[None]:
+    return realtime.switching_at(_HELD_SWITCH)
 
 
 @contextmanager
