@@ -75,7 +75,7 @@ def test_an_episode_does_not_depend_on_the_others_or_the_number_of_workers(episo
 
 @pytest.mark.parametrize('name', DRIVERS)
 def test_each_driver_moves_the_robot_in_its_way(name):
-    episode = one_episode(8, name, steps=120)
+    episode = one_episode(9, name, steps=120)
     v, w = episode['actions'].T
     assert np.ptp(v) > 0.2 and np.ptp(w) > 0.4
     if name == 'expert':

@@ -7,6 +7,7 @@ from concurrent.futures import ProcessPoolExecutor
 import multiprocessing
 import os
 from pathlib import Path
+import signal
 import tempfile
 
 import numpy as np
@@ -112,6 +113,13 @@ def _fill_episode(index: int, mix: Mapping[str, float]) -> None:
 def _fill(arrays: Mapping[str, np.ndarray], world: World, index: int, mix: Mapping[str, float]) -> None:
     episode = {name: array[index] for name, array in arrays.items() if array.ndim > 1}
     arrays['behaviour'][index] = drive_episode(world, int(arrays['seeds'][index]), mix, episode)
+
+
+def start_worker() -> None:
+    """Prepare a process for ``drive_alone`` next to a training, which has priority. An interrupt is for the training: it saves
+    first, and then ends its workers."""
+    os.nice(5)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def drive_alone(job: tuple[int, int, tuple[int, int], Mapping[str, float], float]) -> dict[str, np.ndarray]:

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
-import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -93,13 +91,13 @@ class Simulation:
     def __init__(self, seeds: range, held_back: int, capacity: int, frames: int, preset: Preset,
                  mix: Mapping[str, float] | None, device: torch.device, workers: int, measured: float = 0.0):
         from worldmodel_ros.sim.behaviour import DEFAULT_MIX
-        from worldmodel_ros.sim.rollout import check_mix
+        from worldmodel_ros.sim.rollout import check_mix, start_worker
         mix = dict(DEFAULT_MIX if mix is None else mix)
         check_mix(mix)
         self.episodes = LiveEpisodes(capacity, frames, preset, device)
         self.held = LiveEpisodes(held_back, frames, preset, device) if held_back else None
         self._held_back, self._failed = held_back, None
-        self._pool = multiprocessing.get_context('spawn').Pool(workers, _begin)
+        self._pool = multiprocessing.get_context('spawn').Pool(workers, start_worker)
         jobs = ((seed, frames, preset.image_size, mix, measured) for seed in seeds)
         self._thread = threading.Thread(target=self._feed, args=(self._pool, jobs), daemon=True)
         self._thread.start()
@@ -138,9 +136,3 @@ class Simulation:
                   flush=True)
         except Exception as error:  # ``wait`` reports it
             self._failed = error
-
-
-def _begin() -> None:
-    """Start a worker: training has priority, and an interrupt is the training's, which ends its workers when it has saved."""
-    os.nice(5)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
