@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -319,6 +319,15 @@ class Storage(Protocol):
         holder."""
 
 
+def with_layers(groups: Sequence[dict[str, np.ndarray]]) -> Iterator[tuple[slice, dict[str, np.ndarray]]]:
+    """Yield the layers of each of the groups of ``Storage.load_later``, and the group."""
+    first = 0
+    for arrays in groups:
+        last = first + next(iter(arrays.values())).shape[LAYERS]
+        yield slice(first, last), arrays
+        first = last
+
+
 class NumpyStorage:
     """Pages in float32, each contiguous over all layers and heads, so that writing one is a plain copy.
 
@@ -376,11 +385,8 @@ class NumpyStorage:
         self._load(ids, [arrays])
 
     def _load(self, ids: np.ndarray, groups: Sequence[dict[str, np.ndarray]]) -> None:
-        first = 0
-        for arrays in groups:
-            last = first + arrays['k'].shape[LAYERS]
-            self.k[ids, first:last], self.v[ids, first:last] = arrays['k'], arrays['v']
-            first = last
+        for layers, arrays in with_layers(groups):
+            self.k[ids, layers], self.v[ids, layers] = arrays['k'], arrays['v']
 
     def staged(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return arrays

@@ -12,7 +12,7 @@ from ..kernels.pages import Pool, Precision, TileLists
 from ..kernels.quantise import read_pages, write_pages
 from .layout import TileLayout
 from .patterns import PageLists
-from .pool import LAYERS, Storage
+from .pool import LAYERS, Storage, with_layers
 
 # Type of numbers -> integers of the same size, signed and unsigned, and the bits of infinity; of NaN where there is none.
 _BITS = {torch.float32: (np.int32, np.uint32, 0x7f800000), torch.bfloat16: (np.int16, np.uint16, 0x7f80),
@@ -162,12 +162,10 @@ class TorchStorage:
     def _load(self, ids: np.ndarray, groups: Sequence[dict[str, np.ndarray]], later: bool) -> None:
         index = self._index(ids)
         for name, tensor in self.pool.tensors().items():
-            words, first = _words(tensor), 0
-            for arrays in groups:
+            words = _words(tensor)
+            for layers, arrays in with_layers(groups):
                 values = _tensor(arrays[name]).view(words.dtype).to(self.device, non_blocking=later)
-                last = first + values.shape[LAYERS]
-                words[first:last, index] = values.transpose(0, LAYERS)
-                first = last
+                words[layers, index] = values.transpose(0, LAYERS)
 
     def staged(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         if self.device.type != 'cuda':

@@ -247,13 +247,13 @@ class Checkpoint:
         parts, name = encode({'kind': 'state'}, self._capture.state)
         state = f'{log.session}/states/{name}'
         stored = [_Stored(state, sum(map(len, parts)), log.store.put([(state, parts)]), True)]
-        new = [(row, pages, log._bounds(pages)) for row, _, pages in self._slabs if not isinstance(pages, SlabEntry)]
-        groups = iter(_each(self._put, [(row, pages, group, *layers) for row, pages, bounds in new
-                                        for group, layers in enumerate(bounds)], len(new)))
+        bounds = [[] if isinstance(pages, SlabEntry) else log._bounds(pages) for _, _, pages in self._slabs]
+        groups = iter(_each(self._put, [(row, pages, group, *layers) for (row, _, pages), of_slab in zip(self._slabs, bounds)
+                                        for group, layers in enumerate(of_slab)], sum(map(bool, bounds))))
         entries = []
-        for row, use, found in self._slabs:
-            if not isinstance(found, SlabEntry):
-                own = [next(groups) for _ in log._bounds(found)]
+        for (row, _, found), of_slab in zip(self._slabs, bounds):
+            if of_slab:
+                own = [next(groups) for _ in of_slab]
                 found = SlabEntry(*map(int, row[:PAGES]), tuple(group.key for group in own), sum(group.nbytes for group in own))
                 stored += [group for group in own if group.put]
             entries.append(found)

@@ -189,7 +189,7 @@ class Keeper:
         """
         check_session(name)
         parts: dict[str, float] = {}
-        with self._alone(name), _promptly():
+        with self._alone(name), realtime.switching_at(_HELD_SWITCH):
             with _timed(parts, 'read'):
                 stored, manifest = self._read(name)  # what is new since it was prepared
             try:
@@ -280,7 +280,7 @@ class Keeper:
         """Store the session as it is now, and delete what is no longer needed. ``held``: its robot waits, so pages are copied
         between the next two batches instead of in idle time, and nothing is deleted. Waits; raises StoreError (Fenced if
         another server owns it), SessionFileError, and ValueError if it has seen nothing."""
-        with kept.lock, _promptly() if held else nullcontext():
+        with kept.lock, realtime.switching_at(_HELD_SWITCH) if held else nullcontext():
             if kept.away:  # it was stored as it left
                 if not kept.stored_frames:
                     raise ValueError(f'session {kept.name} has seen no frame yet')
@@ -528,10 +528,6 @@ class _Pages:
             service.reset(kept.number)
         finally:
             stored.close()
-
-
-def _promptly() -> AbstractContextManager[None]:
-    return realtime.switching_at(_HELD_SWITCH)
 
 
 @contextmanager
