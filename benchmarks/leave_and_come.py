@@ -26,13 +26,13 @@ import numpy as np
 import torch
 
 from benchmarks.result_file import product_ms, provenance, write_result
+from worldmodel_ros import realtime
 from worldmodel_ros.cache.stores.host import HostStore, PinnedMemory
 from worldmodel_ros.engine import load
 from worldmodel_ros.engine.loading import load_random
 from worldmodel_ros.engine.session_store import Manifest, SessionLog, StoredSession
 
 NAP = 0.0005       # s
-SWITCH = 0.0005    # s, the interpreter's switch interval, as in a service
 MODELS = {False: load, True: load_random}
 
 
@@ -138,7 +138,7 @@ def main() -> None:
     parser.add_argument('--rounds', type=int, default=10)
     parser.add_argument('--json', type=Path)
     options = parser.parse_args()
-    sys.setswitchinterval(SWITCH)
+    sys.setswitchinterval(realtime.SWITCH_INTERVAL)  # as in a service
     engine = MODELS[options.random_weights](options.model, options.backend, sessions=2)
     rows = []
     for kind in options.stores:

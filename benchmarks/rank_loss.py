@@ -143,7 +143,6 @@ def serve(options: argparse.Namespace) -> None:
     engine = opened(options.preset, options.backend, sessions=2, gpus=options.gpus, parallel=options.parallel)
     engine.warm_up()
     service = Service(engine, settings=ServiceSettings(sessions=1, pictures=False))
-    sys.setswitchinterval(0.0005)  # as a server does
     service.start()
     listening.listen()
     server = Server(service, listening, SessionFolder(options.serve.parent / 'sessions'))

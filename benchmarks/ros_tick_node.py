@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from worldmodel_ros import realtime
 from worldmodel_ros.nodes.common.spin import run
 from worldmodel_ros.nodes.world_model.node import WorldModelNode
 
@@ -32,5 +33,5 @@ def load_engine(model: str, **chosen: Any) -> Any:
 
 
 if __name__ == '__main__':
-    sys.setswitchinterval(0.0005)  # as the node's own main does, and for the same reason
+    sys.setswitchinterval(realtime.SWITCH_INTERVAL)  # as the node's own main does
     raise SystemExit(run(partial(WorldModelNode, load_engine=load_engine)))

@@ -19,6 +19,7 @@ from rclpy.node import Node
 from sensor_msgs.msg import Image
 from visualization_msgs.msg import MarkerArray
 
+from worldmodel_ros import realtime
 from worldmodel_ros.msg import DeadlineStatus, Decision
 from worldmodel_ros.nodes.common.qos import CAMERA, ODOMETRY, STATUS
 
@@ -76,7 +77,7 @@ class Robot:
         """
         gc.collect()
         gc.disable()
-        sys.setswitchinterval(0.0005)
+        sys.setswitchinterval(realtime.SWITCH_INTERVAL)
         for thread in self._threads:
             thread.start()
         if not self._driven.wait(min(timeout, FIRST_COMMAND)):

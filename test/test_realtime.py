@@ -134,8 +134,16 @@ def test_the_surroundings_of_the_steps_are_entered_first_and_left_last_in_their_
         thread.start(None, None, failing)
 
 
-def test_the_shortest_of_overlapping_switch_intervals_holds_and_the_usual_one_returns():
-    usual = sys.getswitchinterval()
+@pytest.fixture
+def usual():
+    """Python's default, whatever an earlier test of this process has left."""
+    left = sys.getswitchinterval()
+    sys.setswitchinterval(0.005)
+    yield sys.getswitchinterval()
+    sys.setswitchinterval(left)
+
+
+def test_the_shortest_of_overlapping_switch_intervals_holds_and_the_usual_one_returns(usual):
     with realtime.switching_at(0.001):
         with pytest.raises(ValueError), realtime.switching_at(0.0001):
             assert sys.getswitchinterval() == pytest.approx(0.0001)
@@ -148,8 +156,8 @@ def test_the_shortest_of_overlapping_switch_intervals_holds_and_the_usual_one_re
         assert sys.getswitchinterval() == usual
 
 
-def test_switch_intervals_of_several_threads_end_in_any_order():
-    usual, first, second = sys.getswitchinterval(), realtime.switching_at(0.0001), realtime.switching_at(0.0002)
+def test_switch_intervals_of_several_threads_end_in_any_order(usual):
+    first, second = realtime.switching_at(0.0001), realtime.switching_at(0.0002)
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)

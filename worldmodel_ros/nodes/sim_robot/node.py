@@ -287,5 +287,5 @@ def main() -> int:
     realtime.share_one_heap()
     # The simulation may delay a command by this much each time its callback needs the GIL; Python's default of 5 ms is most of
     # what the gate reserves for delivery.
-    sys.setswitchinterval(0.0005)
+    sys.setswitchinterval(realtime.SWITCH_INTERVAL)
     return run(SimRobot)

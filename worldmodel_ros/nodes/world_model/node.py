@@ -643,7 +643,5 @@ def make_worker(node: Node, settings: Mapping[str, Any], engine: Any, executed: 
 
 def main() -> int:
     """Run the node until SIGINT or SIGTERM."""
-    # The engine's thread may hold the GIL for this long while an answer is due in this one. With Python's default of 5 ms the
-    # fallback came 7 ms late (p50, p99 21 ms) next to a thread that computes in Python; with 0.5 ms, 0.7 ms (5 to 8 ms).
-    sys.setswitchinterval(0.0005)
+    sys.setswitchinterval(realtime.SWITCH_INTERVAL)  # the engine's thread may hold the GIL while an answer is due in this one
     return run(WorldModelNode)

@@ -117,7 +117,7 @@ def up(socket: Path, options: Options) -> int:
                   f', shown at {page.url}' if page else '')
         # Robots that open a session wait for this thread. Servers and threads started later must not inherit its priority.
         realtime.apply(_log, options.realtime_priority, inherited=False)
-        sys.setswitchinterval(0.0005)  # a look at the servers may hold the GIL this long
+        sys.setswitchinterval(realtime.SWITCH_INTERVAL)  # a look at the servers may hold the GIL this long
         while not refused.is_set():
             front.run(_LOOK)
         raise PoolError('its servers refuse their configuration: ' + paths[0].with_suffix('.log').read_text()[-500:])

@@ -131,8 +131,6 @@ def _serve(listening, options: Options) -> None:
         sessions=options.sessions, scheduling=Settings(share=options.share), quotas=quotas))
     # Before the calibration, whose times it changes. Threads started later inherit it.
     realtime.apply(_log, options.realtime_priority, all_threads=True)
-    # As in the node: the engine's thread may hold the GIL this long while an answer waits to be sent.
-    sys.setswitchinterval(0.0005)
     try:
         service.start()
         listening.listen()

@@ -42,7 +42,6 @@ from .states import Event, State
 Result = TypeVar('Result')
 
 LOG = logging.getLogger(__name__)
-SWITCH_INTERVAL = 5e-4  # s that a thread may hold the GIL while another waits for it
 
 
 @dataclass(frozen=True)
@@ -307,7 +306,7 @@ class Service:
     def _prepared(self) -> Iterator[None]:
         realtime.apply(LOG, self.settings.priority)  # before calibration: it changes the times
         # Another Python thread, taking a tick or reading a socket, can keep this one waiting that long.
-        sys.setswitchinterval(SWITCH_INTERVAL)
+        sys.setswitchinterval(realtime.SWITCH_INTERVAL)
         self.calibrate()
         self._started = self._clock()
         # Collecting the garbage of start-up takes longer than a step.
