@@ -252,6 +252,14 @@ def _tell(config, **event):
             file.write(json.dumps(event) + '\n')
 
 
+def _reason(report) -> str:
+    """Return why a test, or a file of tests, was skipped or has failed, in one line; '' if it passed."""
+    if isinstance(report.longrepr, tuple):
+        return report.longrepr[2].removeprefix('Skipped: ')
+    crash = getattr(report.longrepr, 'reprcrash', None)
+    return ' '.join((crash.message if crash else str(report.longrepr or '')).split())
+
+
 class Reporter:
     """Writes the outcome of each test into the report."""
 
@@ -283,13 +291,12 @@ class Reporter:
         outcome = 'error' if report.failed and report.when != 'call' else report.outcome
         if outcome == 'passed' and report.when != 'call':
             return
-        reason = report.longrepr[2].removeprefix('Skipped: ') if isinstance(report.longrepr, tuple) else ''
         # A violated invariant is final (scenarios/stalls.py): such a test is never run again.
         final = report.failed and 'InvariantViolation' in str(report.longrepr)
         begun = self._begun.get(report.nodeid, 0.0)
         stall = self._watch.longest(begun, time.monotonic()) if report.failed and self._watch else 0.0
-        _tell(self._config, event='outcome', test=report.nodeid, outcome=outcome, reason=reason, final=final, stall=stall,
-              stacks=self._stacks if report.when == '???' else '')  # xdist's phase of a test that ended its process
+        _tell(self._config, event='outcome', test=report.nodeid, outcome=outcome, reason=_reason(report), final=final,
+              stall=stall, stacks=self._stacks if report.when == '???' else '')  # what xdist has for one whose process ended
         for name, why in report.user_properties if report.when == 'call' else ():
             if name == 'played again':
                 _tell(self._config, event='replay', test=report.nodeid, reason=why)
@@ -297,8 +304,7 @@ class Reporter:
     def pytest_collectreport(self, report):
         if not report.passed:
             outcome = 'error' if report.failed else 'skipped'
-            reason = report.longrepr[2].removeprefix('Skipped: ') if outcome == 'skipped' else ''
-            _tell(self._config, event='outcome', test=report.nodeid, outcome=outcome, reason=reason)
+            _tell(self._config, event='outcome', test=report.nodeid, outcome=outcome, reason=_reason(report))
 
     def pytest_sessionfinish(self, session):
         allowed = self._config.option.maxfail

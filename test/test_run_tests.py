@@ -207,7 +207,8 @@ def test_a_failure_in_one_phase_and_a_signal_that_ends_another_fail_and_are_name
     text = '\n'.join(lines)
     assert code == 1
     assert numbers(lines, 'parallel') == [1, 1, 1, 1, 0, 0]
-    assert 'test_some.py::test_fails' in text and 'test_some.py::test_that_leaves_something' in text
+    assert 'test_some.py::test_fails: assert 0\n' in text
+    assert 'test_some.py::test_that_leaves_something: OSError: cannot be closed\n' in text
     assert 'ended by SIGSEGV in ' in text and 'test_some.py::test_dies; 2 tests were not run' in text
     assert numbers(lines, 'real time') == [1, 0, 0, 0, 2, 1]
     assert ' 3 passed, 1 failed, 2 errors, 1 skipped in ' in lines[-1]

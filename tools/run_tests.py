@@ -35,6 +35,7 @@ SLOWER = 1.25  # tick time after the tests relative to before, beyond which the 
 STALL = 0.05  # s that a core stood still during a test: longer than any real-time test tolerates
 FRAMES = 8  # calls shown per thread of a process that a test has ended
 SLOWEST = 12  # files listed with their time
+LONGEST_REASON = 400  # characters of why a test failed
 
 
 @dataclass
@@ -45,7 +46,7 @@ class Phase:
     code: int = 0
     seconds: float = 0.0
     outcomes: dict[str, str] = field(default_factory=dict)        # test -> passed, failed, error or skipped
-    reasons: dict[str, str] = field(default_factory=dict)         # skipped test -> reason
+    reasons: dict[str, str] = field(default_factory=dict)         # test that did not pass -> reason
     replays: list[tuple[str, str]] = field(default_factory=list)  # test, reason for the replay
     final: set[str] = field(default_factory=set)                  # tests that failed by a violated invariant
     stalls: dict[str, float] = field(default_factory=dict)        # failed test -> the longest stall of a core meanwhile [s]
@@ -100,7 +101,7 @@ class Phase:
                         self.stalls[event['test']] = event['stall']
                     if event.get('stacks'):
                         self.stacks[event['test']] = event['stacks']
-                    if event['outcome'] == 'skipped':
+                    if event['outcome'] != 'passed':
                         self.reasons[event['test']] = event['reason']
                 case 'replay':
                     self.replays.append((event['test'], event['reason']))
@@ -186,6 +187,7 @@ def play_again(phase: Phase, before: str, arguments: list[str]) -> None:
     phase.seconds += again.seconds
     for test, cause in causes.items():
         phase.outcomes[test] = again.outcomes.get(test, phase.outcomes[test])
+        phase.reasons[test] = again.reasons.get(test, phase.reasons.get(test, ''))
         phase.replays.append((test, f'{cause}; {phase.outcomes[test]} when run again'))
     if not again.died and all(outcome in ('passed', 'skipped') for outcome in phase.outcomes.values()):
         phase.code = 0
@@ -224,12 +226,15 @@ def table(phases: list[Phase], speed: str, seconds: float) -> list[str]:
     if slowest:
         lines += textwrap.wrap('slowest [s]: ' + ', '.join(slowest), WIDTH, subsequent_indent='  ', break_on_hyphens=False)
     for title, outcome in (('failed', 'failed'), ('errors', 'error')):
-        found = [test for phase in phases for test, its in phase.outcomes.items() if its == outcome]
-        lines += [f'{title}:', *(f'  {test}' for test in dict.fromkeys(found))] if found else []
+        found = {test: phase.reasons.get(test, '') for phase in phases
+                 for test, its in phase.outcomes.items() if its == outcome}
+        if found:
+            lines += [f'{title}:', *(f'  {test}: {textwrap.shorten(why, LONGEST_REASON)}' for test, why in found.items())]
     deaths = [f'  {phase.name}: {phase.died}; {phase.not_run} tests were not run' for phase in phases if phase.died]
     lines += ['died:', *deaths] if deaths else []
     by_reason = defaultdict(list)
-    for test, reason in {key: why for phase in phases for key, why in phase.reasons.items()}.items():
+    skipped = {test: phase.reasons[test] for phase in phases for test, its in phase.outcomes.items() if its == 'skipped'}
+    for test, reason in skipped.items():
         by_reason[reason].append(test)
     lines.append('skipped, each with the reason that was known before it started:' if by_reason else 'skipped: none')
     for reason, tests in by_reason.items():
