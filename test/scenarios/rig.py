@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from diagnostic_msgs.msg import DiagnosticArray
+from nav_msgs.msg import Odometry
 from rcl_interfaces.srv import GetParameters, SetParametersAtomically
 from rclpy.context import Context
 from rclpy.node import Node
@@ -19,6 +20,7 @@ from scenarios.speed import Budget
 from worldmodel_ros.msg import CommandStatus, DeadlineStatus
 from worldmodel_ros.nodes.common.lifecycle_client import LifecycleClient
 from worldmodel_ros.nodes.common.qos import LATCHED
+from worldmodel_ros.sim.scene import GOAL_DISTANCE
 
 ROBOT, GATE, MODEL = 'sim_robot', 'command_gate', 'world_model_node'
 NODES = (ROBOT, GATE, MODEL)
@@ -208,14 +210,22 @@ class Rig:
         """Publish a goal; '' takes it away."""
         self.publish(String, 'goal', String(data=goal), LATCHED)
 
-    def distance_to(self, goal: str) -> float:
-        """Return the distance of the robot's centre to the goal object's, by the simulator's truth [m]."""
-        objects, truth = self.observer.newest('sim/objects'), self.observer.newest('sim/ground_truth')
+    def distance_to(self, goal: str, truth: Odometry | None = None) -> float:
+        """Return the distance of the robot's centre to the goal object's, by the simulator's ``truth`` (None: its newest) [m];
+        infinity: there is no such object, or not yet."""
+        objects, newest = self.observer.newest('sim/objects'), self.observer.newest('sim/ground_truth')
+        if truth is None and newest:
+            truth = newest.message
         for marker in objects.message.markers if objects and truth else ():
             if marker.text == goal:
-                robot, thing = truth.message.pose.pose.position, marker.pose.position
+                robot, thing = truth.pose.pose.position, marker.pose.position
                 return math.hypot(thing.x - robot.x, thing.y - robot.y)
         return math.inf
+
+    def arrival(self, since: float, goal: str = 'red') -> float:
+        """Return when the robot came to its goal, or was just before it, after a steady time [s]; infinity: it has not."""
+        return next((r.at for r in self.observer.since('sim/ground_truth', since)
+                     if self.distance_to(goal, r.message) < 1.2 * GOAL_DISTANCE), math.inf)
 
     def report(self, node: str) -> dict[str, str]:
         """Return the values of a node's newest diagnostics, all its parts together."""
