@@ -30,15 +30,16 @@ CHUNK_BYTES = 256 * 1024
 
 @contextmanager
 def another_model(running: Running, folder: Path, **variables: str) -> Iterator[tuple[subprocess.Popen, Path]]:
-    """Have a second model node, in a namespace of its own and with a low priority; yields what activates it, and its log."""
+    """Have a second model node in a namespace of its own, and what activates it, with a low priority; yields the latter and the
+    log of both."""
     log = running.directory / 'log' / f'another_{time.monotonic_ns()}.log'
     environment = {**running.environment, **variables}
     command = [sys.executable, str(find_executable('worldmodel_ros', MODEL)), '--ros-args', '-r', '__ns:=/another',
                '--params-file', str(config_directory() / 'world_model_node.yaml'), '-p', f"model:='{folder}'",
                '-p', 'realtime_priority:=0']
     with log.open('ab') as out:
-        node = subprocess.Popen(['nice', '-n', '19', *command], env=environment, stdout=out, stderr=out)
-        client = subprocess.Popen(activation_command(f'/another/{MODEL}', EXPORTED), env=environment, stdout=out, stderr=out)
+        node, client = (subprocess.Popen(['nice', '-n', '19', *each], env=environment, stdout=out, stderr=out)
+                        for each in (command, activation_command(f'/another/{MODEL}', EXPORTED)))
     try:
         yield client, log
     finally:
