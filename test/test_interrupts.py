@@ -48,3 +48,54 @@ def test_an_interrupt_that_python_drops_comes_again(name):
 def test_other_dropped_exceptions_are_reported_as_before():
     ended = run('SIGINT', 'threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start(); raise ValueError("bad")')
     assert ended.returncode == 1 and 'ValueError: bad' in ended.stderr and ended.stderr.endswith('ended by the signal\n')
+
+
+# A signal comes while a thread is being told something: it has been woken, and is not crossed off the list of those that wait.
+TELLS = '''
+import os, signal, sys, threading
+from worldmodel_ros import interrupts
+from worldmodel_ros.control.worker import WorkThread
+
+{begin}
+worker, asleep = WorkThread('worker'), threading.Event()
+worker.start(asleep.set, print)
+
+class Waiting(type(worker.wake._waiters)):
+    def remove(self, waiter):
+        os.kill(os.getpid(), signal.SIGTERM)
+        for _ in range(1000):
+            pass
+        super().remove(waiter)
+        print('crossed off', flush=True)
+
+worker.wake._waiters = Waiting(worker.wake._waiters)
+asleep.wait()
+with worker.wake:
+    worker.stir()
+worker.stop()
+'''
+
+
+@pytest.mark.parametrize('begin, said', [('end = interrupts.End()', 'crossed off\n'), ('interrupts.raise_interrupted()', '')])
+def test_a_signal_after_the_start_interrupts_nothing(begin, said):
+    """As an exception, which the second case shows, it would leave a thread that no later notification reaches."""
+    ended = subprocess.run([sys.executable, '-c', TELLS.format(begin=begin)], cwd=ROOT, capture_output=True, text=True,
+                           timeout=15)
+    assert ended.stdout.startswith(said) and ('Interrupted' in ended.stderr) is (not said)
+
+
+def test_an_end_that_is_asked_for_wakes_a_selector():
+    program = '''
+import os, selectors, signal, threading, time
+from worldmodel_ros import interrupts
+end, selector = interrupts.End(), selectors.DefaultSelector()
+selector.register(end, selectors.EVENT_READ)
+assert not selector.select(0.0) and not end.asked
+threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+assert selector.select(10.0) and end.asked
+for _ in range(100_000):
+    end.ask()
+print('asked')
+'''
+    ended = subprocess.run([sys.executable, '-c', program], cwd=ROOT, capture_output=True, text=True, timeout=15)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, 'asked\n', '')

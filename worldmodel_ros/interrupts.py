@@ -1,10 +1,16 @@
-"""SIGINT and SIGTERM as an exception in the main thread."""
+"""
+SIGINT and SIGTERM: as an exception in the main thread while a program starts, and then as a request to end.
+
+An exception may come between any two instructions, also where a lock has just been taken, or where a waiting thread has been
+told something and is not yet crossed off: then a thread waits for good. So a program whose threads share locks has an ``End``.
+"""
 
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -26,6 +32,30 @@ def raise_interrupted() -> None:
             signal.signal(number, handle)
     install()
     repeat_if_dropped(install)
+
+
+class End:
+    """
+    What both signals ask for from its creation on, which is in the main thread. ``asked``: whether one came, or ``ask`` was
+    called. A selector may wait for it: it is readable once asked.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._write, False)
+        for number in SIGNALS:
+            signal.signal(number, lambda *_: self.ask())
+
+    def fileno(self) -> int:
+        """Return what a selector waits for."""
+        return self._read
+
+    def ask(self) -> None:
+        """Ask for the end; from any thread."""
+        self.asked = True
+        with suppress(BlockingIOError):  # asked often
+            os.write(self._write, b'.')
 
 
 def ignore() -> None:

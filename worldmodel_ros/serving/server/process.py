@@ -97,9 +97,9 @@ def serve(path: Path, options: Options) -> int:
             if isinstance(error, RuntimeError):
                 end_if_lost(error)
             raise
-        _log.info('ended by a signal')
     finally:
         listening.close()
+    _log.info('ended by a signal')
     return 0
 
 
@@ -133,13 +133,14 @@ def _serve(listening, options: Options) -> None:
     realtime.apply(_log, options.realtime_priority, all_threads=True)
     try:
         service.start()
+        end = interrupts.End()
         listening.listen()
         keeper = _keeper(service, engine, listening.path, options)
         server = Server(service, listening, options.folder(), Limits(options.idle, _MESSAGES * ticks), keeper)
         try:
             _log.info('process %d serves %s%s to at most %d robots at %s', os.getpid(), options.model,
                       f' (and {options.smaller})' if options.smaller else '', options.sessions, listening.path)
-            server.run()
+            server.run(end=end)
         finally:
             interrupts.ignore()
             server.close()

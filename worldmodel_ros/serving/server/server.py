@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from worldmodel_ros.engine.session_folder import SessionFolder
+from worldmodel_ros.interrupts import End
 from worldmodel_ros.serving.fleet.keeper import in_words
 from worldmodel_ros.serving.fleet.move import MoveError, move
 from worldmodel_ros.serving.service.messages import ServiceFull
@@ -66,7 +67,7 @@ class _Peer:
 
 class Server:
     """
-    Serves until ``run`` is left by an exception, such as one raised by a signal handler.
+    Serves while ``run`` runs.
 
     One thread takes in messages; networks run in the service's thread, images are sent from a third one, and a fourth one
     saves and loads sessions, in ``folder``. ``keeper``: keeps sessions in a store, in threads of its own.
@@ -88,9 +89,12 @@ class Server:
         # Own thread: one session moves out at a time, and waiting moves do not block incoming sessions.
         self._moves = ThreadPoolExecutor(1, 'moves')
 
-    def run(self, timeout: float | None = None) -> None:
-        """Serve; with a ``timeout`` [s], return after the first events, or after that time without any."""
-        while True:
+    def run(self, timeout: float | None = None, end: End | None = None) -> None:
+        """Serve, until ``end`` is asked for; with a ``timeout`` [s], return after the first events, or after that time without
+        any."""
+        if end:
+            self._selector.register(end, selectors.EVENT_READ)
+        while not (end and end.asked):
             for key, _ in self._selector.select(self._patience(_LOOK if timeout is None else timeout)):
                 if key.fileobj is self._listening:
                     self._accept()
