@@ -148,6 +148,17 @@ def test_clips_of_a_batch_turn_back_at_the_same_frame_and_chunks_begin_there(mod
     assert 5 < displaced < 55
 
 
+def test_clips_that_turn_back_end_with_their_episodes(model):
+    episodes = replace(looking_away(), lengths=torch.tensor([140, 90, 140, 140]))
+    episodes.actions[1, 90:] = 0.0
+    objective = TeacherObjective(model, episodes, TeacherOptions(batch=3, clip_frames=64, chunks=10, recall_share=0.6))
+    rng, generator = np.random.default_rng(0), torch.Generator().manual_seed(0)
+    for _ in range(20):
+        batch = objective.draw(rng, generator)
+        assert len(set(batch.episode[:, 0].tolist())) == 3  # so they turn back
+        assert (batch.frame < episodes.lengths[batch.episode]).all()
+
+
 def test_without_enough_episodes_that_turn_back_clips_are_drawn_as_ever(model):
     options = {'clip_frames': 36, 'chunks': 4}
     (_, with_share), (_, without) = (drawn(model, recall_share=share, **options) for share in (0.5, 0.0))

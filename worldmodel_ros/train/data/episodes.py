@@ -84,9 +84,12 @@ class Episodes:
                                   for start in range(0, e, batch)])
 
     def recalls(self, preset: Preset) -> np.ndarray:
-        """Return ``recall.moments_of`` all episodes, (E, T)."""
+        """Return ``recall.moments_of`` all episodes, (E, T); none of an episode shorter than T frames, beyond whose end
+        a clip of the batch's frames could go on."""
         if self._recalls is None:
             self._recalls = np.stack([moments_of(preset, each) for each in self.actions.cpu().numpy()])
+            if self.lengths is not None:
+                self._recalls[(self.lengths < self.frames.shape[1]).cpu().numpy()] = False
         return self._recalls
 
     def keyframes(self, preset: Preset, episodes: Iterable[int], slab: int) -> np.ndarray:
