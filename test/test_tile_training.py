@@ -2,6 +2,7 @@
 import time
 from dataclasses import replace
 from pathlib import Path
+from threading import Lock, Thread
 
 import numpy as np
 import pytest
@@ -28,7 +29,10 @@ from worldmodel_ros.train.data.live import LiveEpisodes, Simulation
 from worldmodel_ros.train.data.recall import recall_moments
 from worldmodel_ros.train.objectives.sampler import ChunkSampler
 from worldmodel_ros.train.objectives.teacher import TeacherObjective
+from worldmodel_ros.train.run.config import Schedule
+from worldmodel_ros.train.run.loop import Optimiser, averaged_copy
 from worldmodel_ros.train.run.options import TeacherOptions
+from worldmodel_ros.train.run.ranks import Ranks
 
 pytestmark = pytest.mark.usefixtures('one_thread')
 CHUNKS = 20
@@ -357,14 +361,19 @@ def test_live_episodes_are_those_of_their_seeds_and_the_newest_take_the_place_of
         np.testing.assert_array_equal(found, alone[name])
 
 
-def test_live_episodes_that_come_later_are_encoded_as_those_before():
-    model = tiled_model.tiled_model(TILED)
+def simulated(count, frames=5):
+    """Episodes as a simulation makes them, of noise."""
     rng = np.random.default_rng(0)
-    live = LiveEpisodes(3, 5, TILED, torch.device('cpu'))
-    made = [{name: np.zeros(shape[1:], kind) for name, (shape, kind) in array_shapes(1, 5, TILED.image_size).items()
-             if len(shape) > 1} for _ in range(2)]
+    made = [{name: np.zeros(shape[1:], kind) for name, (shape, kind) in array_shapes(1, frames, TILED.image_size).items()
+             if len(shape) > 1} for _ in range(count)]
     for each in made:
         each['frames'][:] = rng.integers(0, 256, each['frames'].shape)
+    return made
+
+
+def test_live_episodes_that_come_later_are_encoded_as_those_before():
+    model = tiled_model.tiled_model(TILED)
+    live, made = LiveEpisodes(3, 5, TILED, torch.device('cpu')), simulated(2)
     live.add(made[:1])
     live.encode(model.vae)
     live.add(made[1:])
@@ -372,6 +381,53 @@ def test_live_episodes_that_come_later_are_encoded_as_those_before():
     for number, each in enumerate(made):
         images = torch.from_numpy(each['frames'])[None].float().div(127.5).sub(1.0).movedim(-1, -3)
         torch.testing.assert_close(live.latents[number].float(), model.vae.encode_clips(images)[0], rtol=0.02, atol=0.02)
+
+
+def test_an_episode_that_arrives_is_seen_as_a_whole_and_replaces_none_that_is_being_read(monkeypatch):
+    turns = np.concatenate([np.zeros(10), np.full(12, 1.4), np.zeros(28), np.full(12, -1.4), np.zeros(8)])
+    made = simulated(4, len(turns))
+    for number, each in enumerate(made):
+        each['actions'][:, 1], each['actions'][:, 0] = turns if number % 2 else 0.0, number
+    live = LiveEpisodes(2, len(turns), TILED, torch.device('cpu'))
+    vae = tiled_model.tiled_model(TILED).vae
+    live.encode(vae)
+    encode = vae.encode_clips
+
+    def seen():
+        count = len(live)
+        return (count, live.recalls(TILED).any(1).tolist(), live.actions[:count, 0, 0].tolist(),
+                live.latents[:count].float().abs().sum((1, 2, 3, 4)).tolist(),
+                live.frames[:count].float().sum((1, 2, 3, 4)).tolist())
+
+    def encode_clips(images):
+        assert seen() == before
+        return encode(images)
+    monkeypatch.setattr(vae, 'encode_clips', encode_clips)
+    for number in (0, 1, 2):
+        before = seen()
+        live.add(made[number:][:1])
+    assert seen()[:3] == (2, [False, True], [2.0, 1.0])
+    before = seen()
+    with live.reading():
+        adding = Thread(target=live.add, args=(made[3:],))
+        adding.start()
+        adding.join(0.2)
+        assert adding.is_alive() and seen() == before
+    adding.join()
+    assert seen()[1:3] == ([False, True], [2.0, 3.0]) and seen()[3][1] != before[3][1]
+
+
+def test_the_loop_reads_a_batch_and_its_labels_while_no_episode_is_replaced(model):
+    objective, episodes = drawn(model, clip_frames=24, chunks=4)[0], tiled_episodes()
+    lock = Lock()
+    objective.episodes, episodes.reading = episodes, lambda: lock
+    held = []
+    objective.draw = lambda *_: held.append(lock.locked())
+    objective.loss = lambda _: (held.append(lock.locked()), (torch.zeros((), requires_grad=True), {}))[1]
+    schedule = Schedule(1, 1e-3)
+    Optimiser(model, averaged_copy(model), [torch.nn.Parameter(torch.zeros(1))], schedule, Ranks(torch.device('cpu'))).learn(
+        objective, np.random.default_rng(0), torch.Generator(), 0, 0.0)
+    assert held == [True, True] and not lock.locked()
 
 
 def test_a_simulation_that_ends_early_says_why():

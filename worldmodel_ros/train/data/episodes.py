@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -57,6 +58,10 @@ class Episodes:
     def __len__(self) -> int:
         return self.frames.shape[0]
 
+    def reading(self) -> AbstractContextManager:
+        """Return a context in which no episode is replaced: what is drawn in it belongs together."""
+        return nullcontext()
+
     @property
     def labelled(self) -> bool:
         """Whether there are labels to train the heads on."""
@@ -70,8 +75,7 @@ class Episodes:
 
     def images(self, episode: Tensor, frame: Tensor) -> Tensor:
         """Images (..., 3, H, W) in [-1, 1] at the given indices."""
-        x = self.frames[episode, frame].float().div_(127.5).sub_(1.0)
-        return x.movedim(-1, -3)
+        return to_network(self.frames[episode, frame])
 
     @torch.no_grad()
     def encode(self, vae: VAE, images: int = 1024) -> None:
@@ -145,3 +149,8 @@ class Episodes:
         drawn = torch.rand((count, 1), device=device, generator=generator, dtype=torch.double)
         start = (drawn * starts[episode]).long()
         return episode, start + torch.arange(length, device=device)
+
+
+def to_network(frames: Tensor) -> Tensor:
+    """Return images uint8 (..., H, W, 3) as the autoencoder takes them, (..., 3, H, W) in [-1, 1]."""
+    return frames.float().div_(127.5).sub_(1.0).movedim(-1, -3)

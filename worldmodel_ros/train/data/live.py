@@ -9,6 +9,7 @@ import multiprocessing
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import fields
 from multiprocessing.pool import Pool
 
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from worldmodel_ros.model.presets import Preset
 from worldmodel_ros.model.vae import VAE
-from .episodes import ARRAYS, Episodes
+from .episodes import ARRAYS, Episodes, to_network
 from .recall import keyframes_of, moments_of
 
 CHUNK = 8  # episodes that are handed over at a time
@@ -27,7 +28,7 @@ SAID_EVERY = 10.0  # s
 
 class LiveEpisodes(Episodes):
     """At most ``capacity`` episodes on a device, in preallocated memory; once it is full, new ones replace the oldest. ``add``
-    may be called while others read: an episode counts once it is complete."""
+    may be called while others read: an episode counts once it is complete, and none is replaced while one is ``reading``."""
 
     def __init__(self, capacity: int, frames: int, preset: Preset, device: torch.device):
         from worldmodel_ros.sim.rollout import array_shapes
@@ -35,7 +36,8 @@ class LiveEpisodes(Episodes):
                   for name, (shape, kind) in array_shapes(capacity, frames, preset.image_size).items() if name in ARRAYS}
         super().__init__(**arrays)
         self._preset, self._recalls = preset, np.zeros((capacity, frames), bool)
-        self.count, self.added, self._vae, self._lock = 0, 0, None, threading.Lock()
+        self.count, self.added, self._vae = 0, 0, None
+        self._adding, self._reading = threading.Lock(), threading.Lock()
 
     def __len__(self) -> int:
         return self.count
@@ -45,43 +47,51 @@ class LiveEpisodes(Episodes):
         """Frames of the episodes held."""
         return self.count * self.frames.shape[1]
 
+    def reading(self) -> AbstractContextManager:
+        return self._reading
+
     @torch.no_grad()
     def encode(self, vae: VAE, images: int = 1024) -> None:
         """Fill ``latents`` of all episodes, one at a time, and of those added from now on."""
         shape = *self.frames.shape[:2], *vae.preset.latent_size, vae.preset.latent_channels
-        with self._lock:  # an episode added meanwhile would be left out
-            self._vae, self.latents = vae, torch.zeros(shape, dtype=torch.bfloat16, device=self.frames.device)
-            self._encode(torch.arange(self.count, device=self.frames.device))
+        latents = torch.zeros(shape, dtype=torch.bfloat16, device=self.frames.device)
+        with self._adding:  # an episode added meanwhile would be left out
+            self._vae = vae
+            for number in range(self.count):
+                latents[number] = self._encoded(self.frames[number])
+            self.latents = latents
 
     @torch.no_grad()
     def add(self, episodes: list[Mapping[str, np.ndarray]]) -> None:
         """Add episodes, arrays as ``sim.rollout.collect`` returns them, without their first axis."""
-        with self._lock:
+        with self._adding:
             self._add(episodes)
 
     def _add(self, episodes: list[Mapping[str, np.ndarray]]) -> None:
-        capacity = self.frames.shape[0]
-        place = (torch.arange(self.added, self.added + len(episodes)) % capacity).to(self.frames.device)
-        for field in fields(Episodes):
-            held = getattr(self, field.name)
-            if isinstance(held, Tensor) and field.name != 'latents':
-                held[place] = torch.from_numpy(np.stack([each[field.name] for each in episodes])).to(held.device)
-        for number, each in enumerate(episodes):
-            at = (self.added + number) % capacity
-            self._recalls[at] = moments_of(self._preset, each['actions'])
-            if self._preset.keyframe_slabs:
-                self._keyframes[at] = keyframes_of(self._preset, each['actions'])
+        device, capacity = self.frames.device, self.frames.shape[0]
+        held = [field.name for field in fields(Episodes) if isinstance(getattr(self, field.name), Tensor)]
+        arrived = {name: torch.from_numpy(np.stack([each[name] for each in episodes])).to(device)
+                   for name in held if name != 'latents'}
         if self._vae is not None:
-            self._encode(place)
-        if self.frames.is_cuda:
-            torch.cuda.synchronize()
-        self.added += len(episodes)
-        self.count = min(self.added, capacity)
+            arrived['latents'] = torch.stack([self._encoded(frames) for frames in arrived['frames']])
+        places = (self.added + np.arange(len(episodes))) % capacity
+        recalls = np.stack([moments_of(self._preset, each['actions']) for each in episodes])
+        keyframes = {place: keyframes_of(self._preset, each['actions']) for place, each in zip(places.tolist(), episodes)
+                     } if self._preset.keyframe_slabs else {}
+        place = torch.from_numpy(places).to(device)
+        if device.type == 'cuda':
+            torch.cuda.synchronize(device)
+        with self._reading:  # on a device, what was read before comes first in its queue
+            for name, values in arrived.items():
+                getattr(self, name)[place] = values
+            self._recalls[places] = recalls
+            self._keyframes |= keyframes
+            self.added += len(episodes)
+            self.count = min(self.added, capacity)
 
-    def _encode(self, place: Tensor) -> None:
-        frame = torch.arange(self.frames.shape[1], device=self.frames.device)[None]
-        for one in place.split(1):
-            self.latents[one] = self._vae.encode_clips(self.images(one[:, None], frame)).bfloat16()
+    def _encoded(self, frames: Tensor) -> Tensor:
+        """Return the latents (T, h, w, Z) of an episode's frames (T, H, W, 3)."""
+        return self._vae.encode_clips(to_network(frames[None]))[0].bfloat16()
 
 
 class Simulation:

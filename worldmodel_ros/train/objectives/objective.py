@@ -1,11 +1,14 @@
 """What a training loop minimises."""
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from worldmodel_ros.train.data.episodes import Episodes
 
 
 class Objective:
@@ -17,6 +20,11 @@ class Objective:
     """
 
     done = 0.0
+    episodes: Episodes | None = None
+
+    def reading(self) -> AbstractContextManager:
+        """Return a context in which none of its episodes is replaced; the loop draws a batch and takes its loss in it."""
+        return nullcontext() if self.episodes is None else self.episodes.reading()
 
     def parameters(self) -> list[nn.Parameter]:
         """Return the trained parameters, the same in each call."""

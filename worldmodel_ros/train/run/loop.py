@@ -123,10 +123,11 @@ class Optimiser:
         self._rewarmed += 1
         self.set_rate(done)
         objective.done = done
-        batch = objective.draw(rng, generator)
         device = self.ranks.device.type
-        with torch.autocast(device, torch.bfloat16, enabled=device == 'cuda'):
-            loss, values = objective.loss(batch)
+        with objective.reading():
+            batch = objective.draw(rng, generator)
+            with torch.autocast(device, torch.bfloat16, enabled=device == 'cuda'):
+                loss, values = objective.loss(batch)
         self.update(loss, step)
         with torch.no_grad():
             objective.after_update(step)
