@@ -84,6 +84,23 @@ def test_what_is_wrong_is_named_with_its_place(change, complaint):
     assert str(error.value).startswith(f'{SMOKE}: ')
 
 
+@pytest.mark.parametrize('held, complaint', [
+    ('imitation={steps: 1, rate: 1.0}', 'the stage imitation takes the features of all episodes as it begins'),
+    ('teacher.objective.imagined_share=0.5', 'data.live holds 4 of 8 .* teacher.objective.imagined_share would go on with'),
+    ('student.objective.contact_share=0.5', 'student.objective.contact_share would go on with .* set data.live to 8'),
+    ('self_forcing={steps: 1, rate: 1.0}', 'and self_forcing would go on with'),
+    ('decoder={steps: 1, rate: 1.0}', 'and decoder would go on with'), ('seed=2', None)])
+def test_stages_that_go_on_with_their_clips_learn_from_no_episodes_that_are_replaced(held, complaint):
+    changes = ['self_forcing=null', 'imitation=null', 'decoder=null', 'data.live=4', 'data.begin=2', held]
+    if complaint is None:
+        assert read_config(SMOKE, changes).data.live == 4
+        return
+    with pytest.raises(ConfigError, match=complaint):
+        read_config(SMOKE, changes)
+    if 'imitation' not in held:
+        assert read_config(SMOKE, [*changes, 'data.live=8']).data.live == 8
+
+
 def test_a_file_that_is_no_configuration_is_named(tmp_path):
     with pytest.raises(ConfigError, match='nowhere.yaml cannot be read as YAML'):
         read_config(tmp_path / 'nowhere.yaml')

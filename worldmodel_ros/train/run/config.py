@@ -21,7 +21,8 @@ class DataConfig:
     name; null: the usual ones. ``folders`` of LeRobot datasets are used instead.
 
     ``live``: simulate during training instead of before; this many episodes, the newest, are held on the training device, and
-    nothing is written to disk. Training begins with ``begin`` of them. 0: write a dataset first. ``measured``: share of live
+    nothing is written to disk. Training begins with ``begin`` of them. 0: write a dataset first. Not for the stage
+    ``imitation``; what learns from a clip for several steps needs a ``live`` of all ``episodes``. ``measured``: share of live
     episodes whose actions are what wheel encoders measured, with their noise and slip, instead of what was commanded."""
 
     folders: tuple[str, ...] = ()
@@ -192,6 +193,7 @@ class TrainConfig:
         if self.data.live and (self.data.folders or self.data.begin > min(self.data.live, self.data.episodes)):
             raise ValueError(f'data.live holds {self.data.live} of {self.data.episodes} episodes that are simulated, and '
                              f'training begins with {self.data.begin}: give no folders, and at most as many')
+        self._check_live()
         if not 0.0 <= self.data.measured <= 1.0 or (self.data.measured and not self.data.live):
             raise ValueError(f'data.measured is {self.data.measured}: give a share of 0 to 1, of episodes that are '
                              'simulated while the model is trained on them (data.live); in a dataset, actions are commands')
@@ -204,6 +206,20 @@ class TrainConfig:
         if self.evaluation and self.evaluation.first_seed in TRAINING_SEEDS:
             raise ValueError(f'evaluation.first_seed {self.evaluation.first_seed} is a seed for training: take one from '
                              f'{len(TRAINING_SEEDS)} on')
+
+    def _check_live(self) -> None:
+        """Raise ValueError if a stage refers to episodes that come later, or are replaced meanwhile."""
+        if self.data.live and self.imitation:
+            raise ValueError('the stage imitation takes the features of all episodes as it begins, and data.live adds some '
+                             'later: set data.live to 0, or imitation to null')
+        held = {f'{name}.objective.{share}': getattr(stage.objective, share) for share in ('imagined_share', 'contact_share')
+                for name in ('teacher', 'student') if (stage := getattr(self, name))}
+        held |= {name: getattr(self, name) for name in ('self_forcing', 'decoder')}
+        holding = [name for name, value in held.items() if value]
+        if 0 < self.data.live < self.data.episodes and holding:
+            raise ValueError(f'data.live holds {self.data.live} of {self.data.episodes} episodes, of which new ones replace '
+                             f'the oldest, and {", ".join(holding)} would go on with clips of these: set data.live to '
+                             f'{self.data.episodes}')
 
     @property
     def model_preset(self) -> Preset:
