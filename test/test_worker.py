@@ -427,7 +427,7 @@ def test_no_idle_work_is_begun_that_would_not_be_over_before_the_next_frame():
 def test_between_the_images_of_a_slower_camera_longer_pieces_of_work_fit():
     rig = Rig(what_if=0.12)
     asked = None
-    for frame in range(12):
+    for frame in range(20):
         rig.frame()
         if frame == 1:
             asked = question(rig, 'forward', steps=4)
@@ -447,6 +447,18 @@ def test_a_camera_that_becomes_faster_is_believed_at_once():
     for _ in range(8):
         assert rig.tick().latency == pytest.approx(0.020)
     assert not asked.done()
+
+
+def test_between_the_images_of_a_camera_that_loses_some_no_longer_pieces_of_work_fit():
+    rig = Rig(what_if=0.12)
+    rig.tick()
+    question(rig, 'forward', steps=4)
+    for periods in (2, 2, 2, 1, 2, 2, 2, 2, 1):
+        rig.frame()
+        next_frame = rig.clock() + 0.1 * periods
+        rig.run(until=next_frame)
+        assert rig.clock() <= next_frame
+        rig.clock.now = next_frame
 
 
 def test_a_unit_that_never_fits_is_answered_with_deadline_exceeded():
@@ -665,7 +677,7 @@ def test_pictures_and_questions_are_no_urgent_work_but_what_the_ladder_is_measur
     rig.engine.sleep = noting
     rig.engine.costs.update(encode=0.002, commit=0.005, policy=0.001, denoise=0.04, decode=0.0051, what_if=0.0061)
     promise = question(rig, 'left', 'right')
-    for _ in range(5):
+    for _ in range(12):
         rig.frame()
         rig.run()
         rig.clock.sleep(0.1)

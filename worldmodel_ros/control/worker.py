@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future as Promise
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,8 +27,7 @@ if TYPE_CHECKING:
     from worldmodel_ros.engine.network_calls import StepTimes
     from worldmodel_ros.engine.session import Session
 
-_ARRIVALS = 4     # newest observations, from which the camera's rate is estimated
-_CLEARLY = 1.2    # periods between observations; less is jitter
+_PERIODS = 9  # of a robot's observations; if the shortest is longer than the model's, its camera is slower
 _MARGIN = 0.002  # s before the next observation is expected, in case it arrives early
 _POLL = 0.0005  # s between checks whether the device has finished
 _STARVED = 1.0  # s without images, after which they need not fit before the next observation; likewise for a question
@@ -37,6 +35,27 @@ _JOB_EXCESS = 2.0  # time allowed for a job, in medians; not the high quantile, 
 
 Job = Callable[['Session'], Any]
 _NICENESS = -10
+
+
+class Arrivals:
+    """When a robot's observations come, and how soon the next one may.
+
+    A camera may be slower than the model, which leaves spare time. Hence the shortest of the last periods: that images were
+    missing says nothing about the next one.
+    """
+
+    def __init__(self, period: float) -> None:
+        """``period`` [s]: the model's, assumed until the observations turn out to come more slowly."""
+        self._period = period
+        self._last: float | None = None
+        self._took: deque[float] = deque(maxlen=_PERIODS)
+
+    def arrived(self, now: float) -> float:
+        """Record an observation at ``now`` (steady, s); return the time [s] until the next one at the earliest."""
+        if self._last is not None:
+            self._took.append(now - self._last)
+        self._last = now
+        return max(self._period, min(self._took)) if len(self._took) == _PERIODS else self._period
 
 
 class Worker:
@@ -56,7 +75,7 @@ class Worker:
         self._background = BackgroundWork(engine.step_times, engine.spec.step_period, listener, clock)
         self._thread = WorkThread('engine')
         self._slot: Observation | None = None
-        self._arrivals: deque[float] = deque(maxlen=_ARRIVALS)  # steady times in s
+        self._arrivals = Arrivals(engine.spec.step_period)
         self._expected: float | None = None  # when the next observation comes, steady time in s
         self._episode: int | None = None
         self._starts_over = False  # the session must start over although the episode continues
@@ -96,16 +115,9 @@ class Worker:
         self._responder.open(observation)
         with self._thread.wake:
             dropped, self._slot = self._slot is not None, observation
-            self._arrivals.append(observation.received)
-            self._expected = observation.received + self._interval()
+            self._expected = observation.received + self._arrivals.arrived(observation.received)
             self._thread.stir()
         return dropped
-
-    def _interval(self) -> float:
-        """Return the expected time until the next observation [s]; a camera slower than the model leaves spare time."""
-        period = self._engine.spec.step_period
-        least = min((later - earlier for earlier, later in pairwise(self._arrivals)), default=0.0)
-        return least if least > _CLEARLY * period else period
 
     def forget(self) -> None:
         """Start over with the next observation: those before it were seen by another engine."""

@@ -1,7 +1,6 @@
 """One client of the service: its state, its sessions on the models, and the robot's actions between two frames."""
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import asdict, dataclass
@@ -10,14 +9,13 @@ from typing import Any
 import cv2
 import numpy as np
 
+from worldmodel_ros.control.worker import Arrivals
 from worldmodel_ros.engine.engine import Engine
 from worldmodel_ros.engine.futures import Moment
 from worldmodel_ros.engine.session import Session
 from worldmodel_ros.engine.session_store import StoredSession
 from .messages import ServiceListener
 from .states import Event, State, after
-
-_PERIODS = 9  # of a client's ticks; if the shortest is longer than the model's, the client is slower
 
 
 class ActionTotal:
@@ -69,19 +67,16 @@ class TickTiming:
 
     def __init__(self, period: float):
         """``period`` [s]: the model's, assumed for the client until its ticks turn out to be slower."""
-        self._period = period
-        self._last = self._due = -math.inf
-        self._took: deque[float] = deque(maxlen=_PERIODS)
+        self._period, self._arrivals = period, Arrivals(period)
+        self._due: float | None = None
         self._early: deque[float] = deque(maxlen=50)
 
     def ticked(self, now: float) -> float:
         """Record a tick; return the steady time [s] before which the next one is not expected."""
-        if self._last > -math.inf:
-            self._took.append(now - self._last)
+        if self._due is not None:
             self._early.append(self._due - now)
-        # A camera may be slower than the model. Hence the shortest period: missing images say nothing about the next one.
-        period = max(self._period, min(self._took)) if len(self._took) == _PERIODS else self._period
-        self._last, self._due = now, now + period
+        period = self._arrivals.arrived(now)
+        self._due = now + period
         # A tick more than a quarter of a period early does not mean that the next one will be.
         return self._due - min(max([0.0, *self._early]), period / 4)
 
