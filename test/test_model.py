@@ -165,6 +165,8 @@ def test_a_missing_model_is_refused_with_the_remedy(tmp_path):
     (lambda d: d.update(format=99), 'format 99'),
     (lambda d: d['preset'].pop('width'), 'missing.*width'),
     (lambda d: d['preset'].update(patch=3), 'multiple of 24'),
+    (lambda d: d['preset'].update(step_period=0), 'step_period is 0 s, and must be above 0'),
+    (lambda d: d['preset'].update(action_high=[0.6, -1.5]), 'must lie below action_high'),
 ])
 def test_a_description_that_does_not_fit_is_refused_by_name(tmp_path, damage, message):
     folder = small_checkpoint(tmp_path)

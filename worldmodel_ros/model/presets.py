@@ -86,6 +86,8 @@ class VideoPreset(SequencePreset):
                              f'(vae_downsample x patch)')
         if self.width % self.heads or self.head_dim % 2:
             raise ValueError(f'preset {self.name}: width {self.width} must divide into {self.heads} heads of even size')
+        if not self.step_period > 0.0:
+            raise ValueError(f'preset {self.name}: step_period is {self.step_period} s, and must be above 0')
         if not self.cache_layers:
             raise ValueError(f'preset {self.name}: cache_every {self.cache_every} leaves no cache layer among '
                              f'{self.depth}')
@@ -191,6 +193,8 @@ class Preset(VideoPreset):
         super().__post_init__()
         if not len(self.action_names) == len(self.action_low) == len(self.action_high):
             raise ValueError(f'preset {self.name}: action_names, action_low and action_high differ in length')
+        if not all(low < high for low, high in zip(self.action_low, self.action_high)):
+            raise ValueError(f'preset {self.name}: action_low {self.action_low} must lie below action_high {self.action_high}')
         if self.heading_pairs and TURN not in self.action_names:
             raise ValueError(f'preset {self.name}: heading_pairs is {self.heading_pairs}, and no action is {TURN}')
         if self.keyframe_slabs and not {TURN, FORWARD} <= set(self.action_names):
