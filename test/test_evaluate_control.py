@@ -278,6 +278,7 @@ def test_mcnemar_is_the_binomial_test():
     assert mcnemar(0, 0) == 1.0
     assert mcnemar(5, 5) == 1.0
     assert mcnemar(0, 10) == pytest.approx(2 / 2 ** 10)
+    assert mcnemar(600, 600) == 1.0 and 0.0 < mcnemar(700, 500) < 1e-8
     assert mcnemar(8, 2) == mcnemar(2, 8) == pytest.approx(2 * (1 + 10 + 45) / 2 ** 10)
 
 

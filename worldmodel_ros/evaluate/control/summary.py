@@ -58,7 +58,7 @@ def mcnemar(only_a: int, only_b: int) -> float:
     """Return the two-sided p-value of the exact test that each pair in which only one succeeded is equally likely to be
     either's (McNemar, Psychometrika 12, 1947; exact by the binomial distribution)."""
     n, fewer = only_a + only_b, min(only_a, only_b)
-    return min(1.0, 2.0 * sum(math.comb(n, k) for k in range(fewer + 1)) / 2 ** n)
+    return min(1.0, 2 * sum(math.comb(n, k) for k in range(fewer + 1)) / 2 ** n)  # of integers, which may exceed any float
 
 
 def _row(task: str, driven: Sequence[Episode]) -> dict:
