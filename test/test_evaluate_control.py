@@ -386,6 +386,29 @@ def test_the_command_prints_the_report_and_goes_on_where_it_was(capsys, tmp_path
     assert cli.main([*line, '--episodes', str(kept)]) == 0
 
 
+def test_a_line_that_was_cut_off_is_named(tmp_path):
+    question, kept = Question(range(SEED, SEED + 1), ('intercept',), ('reactive',)), tmp_path / 'episodes.jsonl'
+    kept.write_text('{"rung": "two_step", "mod')
+    with pytest.raises(ValueError, match='episodes.jsonl, line 1, is no episode .*: delete the line'):
+        list(driven(question, question.jobs(), kept=kept))
+
+
+@pytest.mark.parametrize('option', ['--json', '--episodes'])
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_driven(option, capsys, tmp_path):
+    (tmp_path / 'file').write_text('')
+    for place in (tmp_path, tmp_path / 'file' / 'result.json'):
+        with pytest.raises(SystemExit):
+            cli.main(['evaluate', 'control', '--seeds', '4000000:4000003', '--controllers', 'reactive', option, str(place)])
+        assert f'argument {option}: {str(place)!r} cannot be written: ' in capsys.readouterr().err
+
+
+def test_the_folder_of_a_file_of_episodes_is_made(tmp_path):
+    kept = tmp_path / 'new' / 'episodes.jsonl'
+    assert cli.main(['evaluate', 'control', '--seeds', '4000000:4000001', '--tasks', 'intercept', '--controllers', 'reactive',
+                     '--workers', '1', '--episodes', str(kept), '--json', str(tmp_path / 'also' / 'new' / 'r.json')]) == 0
+    assert len(kept.read_text().splitlines()) == 1 and (tmp_path / 'also' / 'new' / 'r.json').is_file()
+
+
 def test_no_episode_begins_after_the_time_and_those_that_are_being_driven_end(monkeypatch, tmp_path):
     clock = [100.0]
 

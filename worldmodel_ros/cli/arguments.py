@@ -23,6 +23,22 @@ def positive(text: str) -> float:
     return value
 
 
+def result_file(text: str) -> str:
+    """Parse the path of a file that is written when long work is done, and make its folder; ``-`` stays as it is."""
+    if text == '-':
+        return text
+    path = Path(text)
+    there = path.exists()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open('a').close()
+        if not there:
+            path.unlink()
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f'{text!r} cannot be written: {error.strerror}') from error
+    return text
+
+
 def goals(text: str) -> list[str]:
     """Parse colour names, separated by commas."""
     names = [name.strip() for name in text.split(',') if name.strip()]

@@ -6,7 +6,7 @@ import math
 import sys
 from pathlib import Path
 
-from worldmodel_ros.cli import simulated
+from worldmodel_ros.cli import arguments, simulated
 
 EXAMPLES = """\
 examples:
@@ -62,7 +62,7 @@ def add_control(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--backend', default='auto', choices=('auto', 'torch', 'onnx', 'onnx-int8'),
                         help='back end of the networks (default: auto)')
     parser.add_argument('--workers', type=int, metavar='N', help='number of processes (default: one per core)')
-    parser.add_argument('--episodes', type=Path, metavar='FILE',
+    parser.add_argument('--episodes', type=arguments.result_file, metavar='FILE',
                         help='file of JSON lines, one per episode; episodes in it are not run again')
     parser.add_argument('--seconds', type=float, default=math.inf, metavar='N',
                         help='start no new episode after N seconds; the result has the rooms that all controllers have run in')
@@ -84,8 +84,9 @@ def _evaluate(chosen: argparse.Namespace) -> int:
     from worldmodel_ros.evaluate.quality.seeds import parse_seeds
     question = Question(parse_seeds(chosen.seeds), _tasks(chosen), tuple(chosen.controllers), tuple(chosen.rungs),
                         tuple(chosen.variants), chosen.model, chosen.backend, chosen.forecast)
+    kept = None if chosen.episodes is None else Path(chosen.episodes)
     simulated.report('control', chosen,
-                     lambda workers, progress: evaluate(question, workers, progress, chosen.episodes, chosen.seconds))
+                     lambda workers, progress: evaluate(question, workers, progress, kept, chosen.seconds))
     return 0
 
 

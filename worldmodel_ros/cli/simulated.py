@@ -11,12 +11,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from worldmodel_ros.cli import arguments
+
 Evaluation = Callable[[int, Callable[[float], None]], dict]  # arguments: number of processes, progress callback
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Add the option for the result's destination."""
-    parser.add_argument('--json', nargs='?', default='-', const='-', metavar='FILE',
+    parser.add_argument('--json', nargs='?', default='-', const='-', type=arguments.result_file, metavar='FILE',
                         help='file for the result; without one, or with -: standard output (default)')
 
 
@@ -24,8 +26,6 @@ def report(command: str, chosen: argparse.Namespace, evaluate: Evaluation) -> di
     """Run an evaluation; write and return its result, with duration, machine, versions and command."""
     from worldmodel_ros.evaluate.drive.progress import Progress
     from worldmodel_ros.machine import machine, versions
-    if chosen.json != '-':
-        Path(chosen.json).parent.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     # Output of exporters and other libraries must not get into the JSON.
     with contextlib.redirect_stdout(sys.stderr), Progress(command, sys.stderr) as progress:

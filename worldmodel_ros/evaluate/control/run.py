@@ -122,7 +122,8 @@ def driven(question: Question, jobs: Sequence[Job], workers: int = 1, kept: Path
 
     ``kept``: a file of JSON lines to which each episode is written as it ends; those already in it are not driven again.
     ``seconds``: after which no further episode is begun; those in progress are finished, however long they take, so that
-    long ones are not missing more often. Raises ValueError for a file of other rungs, models or back ends."""
+    long ones are not missing more often. Raises ValueError for a file of other rungs, models or back ends, or
+    with a damaged line."""
     end = time.monotonic() + seconds
     there = _read(kept, question)
     yield from ((job, there[job]) for job in jobs if job in there)
@@ -168,8 +169,12 @@ def _key(question: Question) -> dict[str, str]:
 def _read(kept: Path | None, question: Question) -> dict[Job, Episode]:
     found: dict[Job, Episode] = {}
     if kept and kept.exists():
-        for line in kept.read_text().splitlines():
-            row = {'backend': question.backend, **json.loads(line)}  # early files lack it
+        for number, line in enumerate(kept.read_text().splitlines(), 1):
+            try:
+                row = {'backend': question.backend, **json.loads(line)}  # early files lack it
+            except (ValueError, TypeError) as error:
+                raise ValueError(f'{kept}, line {number}, is no episode ({error}): delete the line to drive its episode '
+                                 'again') from error
             if {name: row.pop(name) for name in ('rung', 'model', 'forecast', 'backend') if name in row} != _key(question):
                 raise ValueError(f'{kept} belongs to another rung, model or back end: give another file, or delete it')
             episode = Episode(**row.pop('episode'))
