@@ -1,5 +1,6 @@
 """The loop: losses fall, schedules end by steps or by the clock, and what is interrupted goes on bit for bit."""
 import json
+import math
 import os
 import signal
 import time
@@ -20,6 +21,7 @@ from worldmodel_ros.train.run.log import Log
 from worldmodel_ros.train.run.loop import UNTIMED_STEPS, Interrupted, Optimiser, averaged_copy, optimise
 from worldmodel_ros.train.run.options import SelfForcingOptions, TeacherOptions
 from worldmodel_ros.train.run.ranks import Ranks
+from worldmodel_ros.train.run.reading import ConfigError
 
 pytestmark = pytest.mark.usefixtures('one_thread')
 
@@ -174,6 +176,30 @@ def test_progress_is_saved_at_intervals_and_only_for_as_many_processes(tmp_path)
     assert {path.suffix for path in (folder / 'step-00000004').iterdir()} == {'.safetensors', '.json'}
     with pytest.raises(ValueError, match='is of 1 processes, and these are 2: go on with --gpus 1'):
         progress.load(folder, Ranks(torch.device('cpu'), 0, 2))
+
+
+def test_a_loss_that_is_not_finite_ends_the_stage_and_its_weights_are_not_saved(tmp_path):
+    module = torch.nn.Linear(3, 1)
+
+    class Diverging(Sleeper):
+        def loss(self, batch):
+            loss, values = super().loss(batch)
+            self.seconds += 1.0
+            return loss * (math.nan if self.seconds > 3.0 else 1.0), values
+
+        def draw(self, rng, generator):
+            return torch.randn(3, generator=generator)
+
+    def train(minutes):
+        with pytest.raises(ConfigError, match=r'teacher: at step \d the loss is not finite'):
+            optimise(module, lambda averaged: Diverging(module.weight), Schedule(6, 1.0), stage='teacher', ranks=ALONE,
+                     out=tmp_path, checkpoint_minutes=minutes)
+
+    train(10.0)
+    assert not (tmp_path / 'teacher' / 'progress').exists()
+    module = torch.nn.Linear(3, 1)
+    train(0.0)
+    assert [path.name for path in (tmp_path / 'teacher' / 'progress').iterdir()] == ['step-00000003']
 
 
 def test_a_log_that_is_gone_on_with_forgets_what_came_after_and_tensorboard_gets_the_values(tmp_path):

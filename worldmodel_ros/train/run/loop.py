@@ -20,6 +20,7 @@ from .log import Log
 from .muon import BatchedMuon
 from .progress import Randomness
 from .ranks import Ranks
+from .reading import ConfigError
 
 UNTIMED_STEPS = 2  # not counted in a schedule by the clock: they include compilation
 REWARM_STEPS = 100  # until the full rate when an optimiser starts without its moments
@@ -45,6 +46,7 @@ def optimise(module: nn.Module, make: Callable[[nn.Module], Objective], schedule
 
     :return: ``steps`` done and ``seconds`` taken, over all attempts.
     :raises Interrupted: at SIGINT and SIGTERM, when the progress is saved.
+    :raises ConfigError: if the loss is not finite when progress would be saved or the schedule is over.
     """
     ranks.share_weights(module.state_dict().values())
     random = Randomness(seed, stage, ranks)
@@ -59,14 +61,20 @@ def optimise(module: nn.Module, make: Callable[[nn.Module], Objective], schedule
         _compile(objective)
     clock = _Clock(seconds)
     log = Log(out, stage, schedule.steps, step, seconds, log_every) if ranks.main else None
-    pace = _Pace(ranks.device)
+    pace, loss = _Pace(ranks.device), torch.zeros(())
     with _signals() as told:
         while True:
             # Processes agree through the host: a step of the GPU takes longer, and continues meanwhile.
             elapsed, stop, due = ranks.agree([clock.seconds, bool(told), saved.due])
+            done = schedule.done(step, elapsed)
+            # Reading the loss makes the host wait for the device, hence not at every step.
+            if (stop or due or done >= 1.0) and ranks.agree([not math.isfinite(float(loss.detach()))])[0]:
+                if log:
+                    log.close(step)
+                raise ConfigError(f'{stage}: at step {step} the loss is not finite any more, and nothing of it is saved: lower '
+                                  f'{stage}.rate, and see when it began in {out / stage}.jsonl')
             if stop or due:
                 saved.save(step, clock.seconds)
-            done = schedule.done(step, elapsed)
             if stop or done >= 1.0:
                 break
             pace.begin()
