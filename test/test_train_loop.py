@@ -202,6 +202,15 @@ def test_a_loss_that_is_not_finite_ends_the_stage_and_its_weights_are_not_saved(
     assert [path.name for path in (tmp_path / 'teacher' / 'progress').iterdir()] == ['step-00000003']
 
 
+def test_a_log_that_is_gone_on_with_keeps_its_lines_whenever_the_attempt_ends(tmp_path):
+    path = tmp_path / 'teacher.jsonl'
+    path.write_text('{"step": 0, "loss": 2.0}\n{"step": 1, "loss": 1.0}\n{"step": 2, "lo')
+    Log(tmp_path, 'teacher', first=2)
+    assert [row['step'] for row in lines(path)] == [0, 1]
+    Log(tmp_path, 'teacher')
+    assert lines(path) == []
+
+
 def test_a_log_that_is_gone_on_with_forgets_what_came_after_and_tensorboard_gets_the_values(tmp_path):
     log = Log(tmp_path, 'teacher', every=0.0)
     for step in range(4):

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Mapping
@@ -26,10 +27,11 @@ class Log:
                  every: float = 5.0):
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f'{stage}.jsonl'
-        kept = [line for line in (path.read_text().splitlines() if first and path.is_file() else [])
-                if json.loads(line)['step'] < first]
-        self.file = path.open('w')
-        self.file.writelines(line + '\n' for line in kept)
+        kept = [line for line in (path.read_text().splitlines() if first and path.is_file() else []) if _step(line) < first]
+        new = path.with_suffix('.new')  # an attempt that ends before its first line leaves those of the others
+        new.write_text(''.join(line + '\n' for line in kept))
+        new.replace(path)
+        self.file = path.open('a')
         self.stage, self.every = stage, every
         self.last = time.monotonic()
         self.start = self.last - seconds
@@ -75,6 +77,14 @@ class Log:
             self.bar.close()
         if self.events is not None:
             self.events.close()
+
+
+def _step(line: str) -> float:
+    """Return the step of a line; infinite for one that was cut off, as its process ended."""
+    try:
+        return json.loads(line)['step']
+    except ValueError:
+        return math.inf
 
 
 def _bar(stage: str, steps: int | None, first: int):
