@@ -202,6 +202,20 @@ def test_a_loss_that_is_not_finite_ends_the_stage_and_its_weights_are_not_saved(
     assert [path.name for path in (tmp_path / 'teacher' / 'progress').iterdir()] == ['step-00000003']
 
 
+def test_what_is_saved_at_a_step_stays_until_there_is_a_later_one(tmp_path, monkeypatch):
+    def saved(step, value):
+        progress.save(tmp_path, progress.Progress(step, 1.0, {'weight': torch.tensor(value)}, {}), ALONE)
+        return progress.load(tmp_path, ALONE).shared['weight'].item()
+
+    assert saved(2, 1.0) == 1.0
+    removed = []
+    monkeypatch.setattr(progress.shutil, 'rmtree', lambda folder, **_: removed.append(folder.name))
+    saved(2, 1.0)  # as by an attempt that is ended at once
+    assert 'step-00000002' not in removed
+    monkeypatch.undo()
+    assert saved(3, 2.0) == 2.0 and len(list(tmp_path.iterdir())) == 1
+
+
 def test_a_log_that_is_gone_on_with_keeps_its_lines_whenever_the_attempt_ends(tmp_path):
     path = tmp_path / 'teacher.jsonl'
     path.write_text('{"step": 0, "loss": 2.0}\n{"step": 1, "loss": 1.0}\n{"step": 2, "lo')

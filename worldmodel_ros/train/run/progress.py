@@ -89,8 +89,10 @@ def save(folder: Path, progress: Progress, ranks: Ranks) -> None:
     _save(new / f'process-{ranks.rank}.safetensors', progress.own)
     ranks.wait()
     if ranks.main:
-        shutil.rmtree(final, ignore_errors=True)
-        new.rename(final)
+        if final.exists():  # it was resumed from there, and no step has been made since
+            shutil.rmtree(new)
+        else:
+            new.rename(final)
         for old in folder.glob('step-*'):
             if old != final:
                 shutil.rmtree(old)
