@@ -205,6 +205,18 @@ def test_stages_that_cannot_be_done_are_refused_with_the_reason(tmp_path, stages
         train(tmp_path, *overrides, stages=stages)
 
 
+def test_a_record_is_replaced_as_a_whole_and_one_that_is_damaged_is_named(tmp_path, monkeypatch):
+    made = Run(config(), tmp_path, Ranks(torch.device('cpu')))
+    made.record('vae', complete=False)
+    monkeypatch.setattr('pathlib.Path.replace', lambda *_: 0 / 0)  # it ends before
+    with pytest.raises(ZeroDivisionError):
+        made.record('vae', complete=True)
+    assert made.find('vae') is None and json.loads((tmp_path / 'vae' / 'stage.json').read_text())['complete'] is False
+    (tmp_path / 'vae' / 'stage.json').write_text('{"complete": tr')
+    with pytest.raises(ConfigError, match=r'vae.stage.json is damaged .*: delete .*vae to make this stage again'):
+        made.find('vae')
+
+
 def test_data_that_was_being_written_is_begun_anew(tmp_path):
     (tmp_path / 'data' / 'train' / 'data').mkdir(parents=True)
     train(tmp_path, stages=('data',))

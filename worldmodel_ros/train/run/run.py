@@ -81,9 +81,12 @@ class Run:
     def _look(self, out: Path, stage: str) -> tuple[Path, bool, list[str]]:
         """Folder of a stage, whether it is complete, and what differs in its configuration."""
         path = out / stage / 'stage.json'
-        record = json.loads(path.read_text()) if path.is_file() else None
-        if record is None:
+        if not path.is_file():
             return path.parent, False, []
+        try:
+            record = json.loads(path.read_text())
+        except ValueError as error:
+            raise ConfigError(f'{path} is damaged ({error}): delete {path.parent} to make this stage again') from error
         return path.parent, record['complete'], _differences(record['config'], jsonable(self.config.of_stage(stage)))
 
     def record(self, stage: str, complete: bool, results: Mapping[str, Any] | None = None) -> None:
@@ -94,9 +97,11 @@ class Run:
         name = torch.cuda.get_device_name(device) if device.type == 'cuda' else platform.processor() or platform.machine()
         folder = self.out / stage
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / 'stage.json').write_text(json.dumps(
+        new = folder / 'stage.json.new'  # replaced as a whole: others read it while this runs
+        new.write_text(json.dumps(
             {'complete': complete, **(results or {}), 'device': name, 'processes': self.ranks.count,
              'torch': torch.__version__, 'config': jsonable(self.config.of_stage(stage))}, indent=1) + '\n')
+        new.replace(folder / 'stage.json')
 
     def results(self, stage: str) -> dict[str, Any]:
         """Return the content of a complete stage's stage.json, without the configuration."""
