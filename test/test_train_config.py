@@ -77,6 +77,18 @@ def test_values_given_on_the_command_line_win():
     ('vae=null', 'give the stage, or a model to take the autoencoder from'),
     ('data.first_seed=999999', 'only those below 1000000 are for training'),
     ('evaluation.first_seed=5', 'evaluation.first_seed 5 is a seed for training: take one from 1000000 on'),
+    ('evaluation.first_seed=-1', 'take one from 1000000 on'),
+    ('seed=-1', 'seed is -1, and must not be below zero'),
+    ('data.frames=63', 'data.frames is 63, and the longest clip of a stage takes 64 frames: simulate longer episodes'),
+    ('data.episodes=0', r'data.episodes \(0\) must be above zero'),
+    ('data.held_back=-1', r'held_back \(-1\) and live \(0\) must not be below zero'),
+    ('vae.objective.batch=0', r'vae.objective.batch \(0\) must be above zero'),
+    ('teacher.objective.batch=0', r'teacher.objective.batch \(0\) must be above zero'),
+    ('student.objective.substeps=0', r'student.objective.substeps \(0\) must be above zero'),
+    ('self_forcing.objective.reuse=0', r'self_forcing.objective.reuse \(0\) must be above zero'),
+    ('imitation.objective.batch=0', r'imitation.objective.batch \(0\) must be above zero'),
+    ('calibration.batches=0', r'calibration.batches \(0\) must be above zero'),
+    ('evaluation.batch=0', r'evaluation.batch \(0\) must be above zero'),
 ])
 def test_what_is_wrong_is_named_with_its_place(change, complaint):
     with pytest.raises(ConfigError, match=complaint) as error:
@@ -109,6 +121,8 @@ def test_a_file_that_is_no_configuration_is_named(tmp_path):
         read_config(tmp_path / 'list.yaml')
     with pytest.raises(ConfigError, match='--set teacher: write KEY=VALUE'):
         read_config(SMOKE, ['teacher'])
+    with pytest.raises(ConfigError, match='--set teacher.steps.x: steps is 3, and no section of keys'):
+        read_config(SMOKE, ['teacher.steps.x=7'])
 
 
 def test_a_stage_depends_on_itself_and_on_what_comes_before_it():

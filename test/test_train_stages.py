@@ -189,8 +189,10 @@ def test_recorded_drives_without_labels_go_on_from_a_model_whose_heads_and_autoe
 
 
 def test_clips_longer_than_the_drives_and_labels_that_lack_are_refused(run, tmp_path):
+    with pytest.raises(ConfigError, match='data.frames is 40, and the longest clip of a stage takes 60 frames'):
+        config('teacher.objective.clip_frames=60')
     with pytest.raises(ConfigError, match='the longest of 3 episodes has 40 frames, and a clip takes 60'):
-        train(tmp_path / 'a', 'teacher.objective.clip_frames=60', others=[run])
+        train(tmp_path / 'a', 'teacher.objective.clip_frames=60', f'data.folders=[{run / "data" / "train"}]')
     with pytest.raises(ConfigError, match='self_forcing.objective: clip_frames is 13: choose the window'):
         train(tmp_path / 'b', 'self_forcing.objective.clip_frames=13', others=[run])
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from worldmodel_ros.model.presets import PRESETS, Preset
-from .options import DecoderOptions, ImitationOptions, SelfForcingOptions, StudentOptions, TeacherOptions
+from .options import DecoderOptions, ImitationOptions, SelfForcingOptions, StudentOptions, TeacherOptions, require_counts
 from .reading import build, parse_override, read_yaml, with_values
 
 STAGES = ('data', 'vae', 'teacher', 'student', 'self_forcing', 'imitation', 'decoder', 'calibration', 'evaluation')  # in order
@@ -34,6 +34,11 @@ class DataConfig:
     live: int = 0
     begin: int = 128
     measured: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_counts(self, 'episodes', 'frames')
+        if min(self.held_back, self.live) < 0:
+            raise ValueError(f'held_back ({self.held_back}) and live ({self.live}) must not be below zero')
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,9 @@ class VaeOptions:
     """Stage ``vae``: clips per step."""
 
     batch: int = 256
+
+    def __post_init__(self) -> None:
+        require_counts(self, 'batch')
 
 
 @dataclass(frozen=True)
@@ -108,6 +116,9 @@ class CalibrationConfig:
     batches: int = 8
     batch: int = 64
 
+    def __post_init__(self) -> None:
+        require_counts(self, 'batches', 'batch')
+
 
 @dataclass(frozen=True)
 class EvaluationConfig:
@@ -122,6 +133,9 @@ class EvaluationConfig:
     quality: str | None = None
     parts: tuple[str, ...] = ()
     gpu: bool = False
+
+    def __post_init__(self) -> None:
+        require_counts(self, 'episodes', 'batches', 'batch')
 
 
 @dataclass(frozen=True)
@@ -185,6 +199,8 @@ class TrainConfig:
         if self.model_preset.tile and (self.self_forcing or self.imitation or self.decoder):  # raises for an unknown policy
             raise ValueError(f'preset {self.preset!r} has tiles, over which the stages self_forcing, imitation and decoder do '
                              'not go: set them to null')
+        if self.seed < 0:
+            raise ValueError(f'seed is {self.seed}, and must not be below zero')
         if self.weight_bits not in (8, 16):
             raise ValueError(f'weight_bits is {self.weight_bits}: choose 8 or 16')
         if self.vae is None and self.init is None and self.autoencoder is None:
@@ -203,7 +219,10 @@ class TrainConfig:
         if not self.data.folders and not (0 <= self.data.first_seed and last <= len(TRAINING_SEEDS)):
             raise ValueError(f'data takes the seeds {self.data.first_seed} to {last - 1}, and only those below '
                              f'{len(TRAINING_SEEDS)} are for training')
-        if self.evaluation and self.evaluation.first_seed in TRAINING_SEEDS:
+        if not self.data.folders and self.data.frames < self.clip_frames:
+            raise ValueError(f'data.frames is {self.data.frames}, and the longest clip of a stage takes {self.clip_frames} '
+                             'frames: simulate longer episodes, or set objective.clip_frames of the stages')
+        if self.evaluation and self.evaluation.first_seed < len(TRAINING_SEEDS):
             raise ValueError(f'evaluation.first_seed {self.evaluation.first_seed} is a seed for training: take one from '
                              f'{len(TRAINING_SEEDS)} on')
 

@@ -2,6 +2,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+
+def require_counts(options: Any, *names: str) -> None:
+    """Raise ValueError for fields that must be one or more and are not."""
+    wrong = [f'{name} ({getattr(options, name)})' for name in names if getattr(options, name) < 1]
+    if wrong:
+        raise ValueError(f'{", ".join(wrong)} must be above zero')
 
 
 @dataclass(frozen=True)
@@ -59,6 +67,7 @@ class TeacherOptions:
     imagined_distance: float = 0.0
 
     def __post_init__(self):
+        require_counts(self, 'batch', 'clip_frames', 'chunks')
         if not 0.0 <= self.imagined_share <= 1.0 or self.imagined_depth < 1 or not self.imagined_distance >= 0.0:
             raise ValueError(f'imagined_share is {self.imagined_share}, imagined_depth {self.imagined_depth} and '
                              f'imagined_distance {self.imagined_distance}: they must be from 0 to 1, 1 or more, and 0 or more')
@@ -94,6 +103,10 @@ class StudentOptions(TeacherOptions):
     truth_weight: float = 0.3
     half_truth_weight: float | None = None
 
+    def __post_init__(self):
+        super().__post_init__()
+        require_counts(self, 'substeps')
+
 
 @dataclass(frozen=True)
 class ImitationOptions:
@@ -111,6 +124,7 @@ class ImitationOptions:
     keep: bool = False
 
     def __post_init__(self):
+        require_counts(self, 'batch', 'clip_frames')
         if self.keep and not self.search:
             raise ValueError('keep without search leaves nothing to learn: set one of them to the other value')
 
@@ -150,6 +164,7 @@ class SelfForcingOptions(StudentOptions):
 
     def __post_init__(self):
         super().__post_init__()
+        require_counts(self, 'crop_frames', 'reuse', 'dmd_frames')
         if self.contact_share:
             raise ValueError('contact_share is for the stages teacher and student: rollouts begin anywhere; set it to 0')
 

@@ -26,12 +26,15 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def with_values(content: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a file's content with other values for some keys, such as 'teacher.steps'."""
+    """Return a file's content with other values for some keys, such as 'teacher.steps'. Raises ConfigError for a key of what is
+    no section."""
     result = dict(content)
     for key, value in values.items():
         section = result
         *names, last = key.split('.')
         for name in names:
+            if not isinstance(section.get(name) or {}, Mapping):
+                raise ConfigError(f'--set {key}: {name} is {section[name]!r}, and no section of keys')
             section[name] = dict(section.get(name) or {})
             section = section[name]
         section[last] = value
