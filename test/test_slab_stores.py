@@ -188,6 +188,20 @@ def test_what_is_read_from_the_disk_is_in_memory_afterwards(tmp_path):
     store.close()
 
 
+def test_a_read_ends_when_the_next_store_is_closed_or_there_is_no_memory_for_what_was_read(tmp_path):
+    disk, bucket = FileStore(tmp_path / 'disk', durable=False), FileStore(tmp_path / 'bucket', durable=False)
+    put(bucket, a__1=b'blob')
+
+    def no_memory(nbytes):
+        raise MemoryError
+    with pytest.raises(MemoryError):
+        TieredStore([disk, bucket], 100, no_memory).get(['a/1']).result(30.0)
+    bucket.close()
+    with pytest.raises(RuntimeError, match='shutdown'):
+        TieredStore([disk, bucket], 100).get(['a/1']).result(30.0)
+    disk.close()
+
+
 def test_the_session_that_is_expected_last_leaves_memory_first_and_is_still_on_the_disk(tmp_path):
     store, _ = tiers(tmp_path, 100)
     for session, when in (('soon', 1.0), ('late', 9.0), ('never', math.inf)):

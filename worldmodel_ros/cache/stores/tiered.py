@@ -71,15 +71,16 @@ class TieredStore:
 
         def look(level: int) -> None:
             def looked(done: Promise[list[memoryview]]) -> None:
-                error = done.exception()
-                if isinstance(error, NotStored) and level + 1 < len(self._lower):
-                    look(level + 1)
-                elif error:
-                    promise.set_exception(error)
-                else:
+                try:
+                    if isinstance(done.exception(), NotStored) and level + 1 < len(self._lower):
+                        look(level + 1)
+                        return
                     found.update(zip(missing, done.result()))
                     self._keep([(key, (blob,)) for key, blob in zip(missing, done.result())])
                     found.update(self._host.held(missing))  # a device may copy from there asynchronously
+                except BaseException as error:  # nothing else would tell who waits
+                    promise.set_exception(error)
+                else:
                     give()
             self._lower[level].get(missing).add_done_callback(looked)
         if missing:
