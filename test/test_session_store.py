@@ -384,7 +384,7 @@ def test_layer_groups_that_are_not_all_layers_in_order_are_refused(engine, store
 def test_numbers_that_are_not_finite_are_never_taken_over(engine, tmp_path, kind, groups, damage):
     store = STORES[kind](tmp_path)
     session = drive(engine.open_session(), 3)
-    checkpoint = SessionLog(store, 'robot', 1, groups).checkpoint(session.capture(), {})
+    checkpoint = SessionLog(store, 'robot', 1, groups, engine.slab_index).checkpoint(session.capture(), {})
     for _ in checkpoint.pieces():
         pass
     checkpoint._slabs[1][2]['v'][0, -1, -1, -1, -1] = damage  # in the last layer

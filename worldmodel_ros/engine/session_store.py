@@ -203,8 +203,8 @@ class SessionLog:
 
 @dataclass(frozen=True)
 class _Stored:
-    """A blob on its way into a store. ``put``: fulfilled when it is there; None if it was. ``sound``: it needs no check when
-    it is read from this process's memory."""
+    """A blob on its way into a store. ``put``: fulfilled when it is there; None if it was. ``sound``: its numbers are finite:
+    it needs no check when it is read from this process's memory, or its pages are shared."""
 
     key: str
     nbytes: int
@@ -250,17 +250,18 @@ class Checkpoint:
         bounds = [[] if isinstance(pages, SlabEntry) else log._bounds(pages) for _, _, pages in self._slabs]
         groups = iter(_each(self._put, [(row, pages, group, *layers) for (row, _, pages), of_slab in zip(self._slabs, bounds)
                                         for group, layers in enumerate(of_slab)], sum(map(bool, bounds))))
-        entries = []
+        entries, sound = [], []
         for (row, _, found), of_slab in zip(self._slabs, bounds):
-            if of_slab:
-                own = [next(groups) for _ in of_slab]
+            own = [next(groups) for _ in of_slab]
+            if own:
                 found = SlabEntry(*map(int, row[:PAGES]), tuple(group.key for group in own), sum(group.nbytes for group in own))
                 stored += [group for group in own if group.put]
             entries.append(found)
+            sound.append(bool(own) and all(group.sound for group in own))
         manifest = log._write(Manifest(log.session, log.generation, 0, self._capture.fingerprint, state, stored[0].nbytes,
                                        tuple(entries), self._about), stored)
-        for (row, use, before), entry in zip(self._slabs, entries):
-            if log._index and entry is not before and entry.valid == self._cache.layout.frames:
+        for (row, use, _), entry, shareable in zip(self._slabs, entries, sound):
+            if log._index and shareable and entry.valid == self._cache.layout.frames:
                 log._index.add(entry.content, entry.tier, row[PAGES:], _uses(row, use))
         log._stored = {entry.number: (use, entry) for (_, use, _), entry in zip(self._slabs, entries)}
         if prune:
@@ -276,7 +277,7 @@ class Checkpoint:
         parts, name = encode(about, arrays)
         nbytes, known = sum(map(len, parts)), log._known.get((number, name))
         if known:
-            return _Stored(known, nbytes, None, False)
+            return _Stored(known, nbytes, None, True)  # it was checked when it was read
         key = f'{log.session}/slabs/{group:02d}/{number:010d}-{name}'
         put, storage = log.store.put([(key, parts)]), self._cache.pools[tier].storage
         return _Stored(key, nbytes, put, all(storage.finite(*each) for each in arrays.items()))  # checked while it is written
