@@ -162,7 +162,7 @@ def test_the_scheduler_is_told_of_every_unit(engine, observed, count):
 
 @pytest.mark.parametrize('changes', [{'sink_frames': 3}, {'sink_frames': 4, 'window_frames': 18},
                                      {'sink_frames': 16, 'window_frames': 16}, {'sink_frames': 20},
-                                     {'sink_frames': -4}])
+                                     {'sink_frames': -4}, {'sink_frames': 12, 'window_frames': 16}])
 def test_sinks_are_some_of_the_whole_chunks_of_a_window(changes):
     with pytest.raises(ValueError, match='sink_frames is'):
         replace(TINY, **changes)

@@ -102,6 +102,10 @@ class VideoPreset(SequencePreset):
                                      or self.window_frames % self.chunk_frames or self.sink_frames % self.chunk_frames):
                 raise ValueError(f'preset {self.name}: sink_frames is {self.sink_frames}: it must be 0, or some of the '
                                  f'whole chunks of {self.chunk_frames} of a window, which has {self.window_frames}')
+            if 2 * self.sink_frames > self.window_frames + self.chunk_frames:  # a session may have seen a single frame
+                raise ValueError(f'preset {self.name}: sink_frames is {self.sink_frames}: when a branch of a new session needs '
+                                 f'them, it may have fewer frames; at most half of a window ({self.window_frames}) and a '
+                                 f'chunk ({self.chunk_frames}) together are possible')
             if not 0.0 <= self.sink_statistics <= float(self.sink_frames > 0):
                 raise ValueError(f'preset {self.name}: sink_statistics is {self.sink_statistics}: it is a share, from 0 '
                                  f'to 1, and 0 without sink_frames')
