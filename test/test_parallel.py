@@ -197,6 +197,29 @@ class TestTwoProcessesThatShareTheWeights:
         observe(after)
         assert_same(answers(session), answers(expected), 1e-5)
 
+    def test_a_session_whose_pages_were_filled_before_their_processes_were_lost_says_so(self, two, tmp_path):
+        session, store = driven(two, images(5)), HostStore()
+        session.save(tmp_path / 'file')
+        stored = SessionLog(store, 'robot', 1).checkpoint(session.capture(), {})
+        list(stored.pieces())
+        stored.write()
+        with open(tmp_path / 'file', 'rb') as file:
+            of_file = two.read_session(file, (tmp_path / 'file').stat().st_size)
+        of_store = two.stored_session(store)
+        read_newest(store, 'robot', of_store)
+        for coming in (of_file, of_store):
+            list(coming.pieces())
+            coming.settle()
+        os.kill(two.backend.processes.pids[0], signal.SIGKILL)
+        while not two.degraded_reason:
+            time.sleep(0.01)
+        wait_until_complete(two.backend)
+        for coming in (of_file, of_store):
+            session.restore(coming)
+            with pytest.raises(RankFailure, match='replaced since; the next frame'):
+                session.plan('red')
+        session.observe(*images(1), ACTION)
+
     def test_a_stopped_process_keeps_nobody_waiting_who_saves_a_session(self, two, monkeypatch, tmp_path):
         session = driven(two, images(2))
         monkeypatch.setattr(supervisor, 'AWAITED_S', 1.0)

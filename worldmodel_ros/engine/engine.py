@@ -61,11 +61,15 @@ class Engine:
 
     def read_session(self, file: BinaryIO, size: int) -> Loaded:
         """Read and check a session from a file of ``size`` bytes, in any thread. Raises SessionFileError."""
-        return read(file, size, self.spec, self.fingerprint, self.memory)
+        loaded = read(file, size, self.spec, self.fingerprint, self.memory)
+        loaded.epoch = self.backend.epoch
+        return loaded
 
     def stored_session(self, store: SlabStore) -> StoredSession:
         """Return a session to be read from a store; it shares slabs that other sessions of this engine already hold."""
-        return StoredSession(store, self.spec, self.fingerprint, self.memory, self.slab_index)
+        stored = StoredSession(store, self.spec, self.fingerprint, self.memory, self.slab_index)
+        stored.epoch = self.backend.epoch
+        return stored
 
     @property
     def degraded_reason(self) -> str:

@@ -80,7 +80,9 @@ class Capture:
 
 class Incoming:
     """A session's cache while it is filled, until a session takes it over or it is closed. ``on_host``: whether its pages are
-    in host memory."""
+    in host memory. ``epoch``: ``Backend.epoch`` when it was opened; None: none is known, it is taken over at once."""
+
+    epoch: int | None = None
 
     def __init__(self, memory: Memory) -> None:
         self._memory, self._cache = memory, memory.stage()

@@ -36,7 +36,7 @@ class RestoringSession(Session):
 
     def restore(self, loaded: Loaded) -> None:
         super().restore(loaded)
-        self._recent, self._epoch = [], self._backend.epoch
+        self._recent, self._epoch = [], self._backend.epoch if loaded.epoch is None else loaded.epoch
 
     def moment(self) -> EpochMoment:
         moment = super().moment()
