@@ -66,6 +66,17 @@ def test_each_process_of_a_training_has_episodes_of_its_own(folder):
         lerobot.load([folder], 'cpu', SMALL, share=(3, 4))
 
 
+@pytest.mark.parametrize('clip, pieces', [(2, [6, 6, 2]), (3, [6, 6, 4]), (5, [10, 6]), (8, [12])])
+def test_long_episodes_are_cut_so_that_each_clip_is_whole_in_one_piece(folder, monkeypatch, clip, pieces):
+    monkeypatch.setattr(lerobot, 'PIECE_FRAMES', 6)
+    episodes, whole = (lerobot.load([folder], 'cpu', SMALL, clip_frames=frames) for frames in (clip, FRAMES))
+    lengths = [episodes.actions.shape[1]] * len(episodes) if episodes.lengths is None else episodes.lengths.tolist()
+    assert lengths == 3 * pieces
+    for first in range(FRAMES - clip + 1):
+        assert any(torch.equal(found[start:start + clip], whole.frames[0, first:first + clip])
+                   for found, length in zip(episodes.frames, pieces) for start in range(length - clip + 1))
+
+
 def test_a_folder_that_holds_something_is_not_written_to(folder):
     with pytest.raises(FileExistsError, match='is not empty'):
         simulate.simulate(folder, Drives(0, 1, 2, SMALL), workers=1)

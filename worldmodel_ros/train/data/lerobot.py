@@ -22,7 +22,7 @@ from .episodes import DatasetError, Episodes
 from .simulate import CONTACT, DISTANCE, EXPERT, POSE, SEARCH, VISIBLE
 
 # Longer episodes are cut, so that one long episode does not pad all others to its length. The pieces overlap: every clip of a
-# training step is whole in one of them.
+# training step is whole in one of them. Pieces of long clips are longer: most of each would be in the next one, too.
 PIECE_FRAMES = 240
 MOST_THREADS = 16  # reading a small image holds the GIL for about a tenth of the time
 # Feature of the dataset by name of the array in Episodes.
@@ -152,15 +152,15 @@ def _labelled(description: Description, preset: Preset) -> bool:
 def _pieces(descriptions: Sequence[Description], clip_frames: int, share: tuple[int, int]) -> list[Piece]:
     """Cut the share's episodes into pieces; each lies in one file, as LeRobot writes them."""
     found: list[Piece] = []
-    episode = 0
+    episode, longest = 0, max(PIECE_FRAMES, 2 * clip_frames)
     for description in descriptions:
         for file in sorted((description.folder / 'data').glob('*/*.parquet')):
             numbers = pq.read_table(file, columns=['episode_index'])['episode_index'].to_numpy()
             bounds = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
             for begin, end in zip(bounds, bounds[1:]):
                 if end > begin and episode % share[1] == share[0]:
-                    for start in range(0, max(1, end - begin - clip_frames + 1), PIECE_FRAMES - clip_frames + 1):
-                        frames = min(PIECE_FRAMES, end - begin - start)
+                    for start in range(0, max(1, end - begin - clip_frames + 1), longest - clip_frames + 1):
+                        frames = min(longest, end - begin - start)
                         found.append(Piece(description, file, begin + start, frames, start == 0))
                 episode += end > begin
     if not found:
