@@ -201,6 +201,11 @@ def test_clips_longer_than_the_drives_and_labels_that_lack_are_refused(run, tmp_
     (('teachers',), (), 'teachers is no stage: choose from data, vae'),
     (('teacher',), (), 'the stage data is not complete in .*: leave it in --stages'),
     (('vae',), ('vae=null', 'init=somewhere'), 'vae is null in the configuration'),
+    (('data',), ('data.mix={tourist: 1}',), "data: the mix names .'tourist'.: choose from expert"),
+    (('data',), ('imitation=null', 'data.live=3', 'data.begin=1', 'data.mix={tourist: 1}'), "data: the mix names .'tourist'."),
+    (('data',), ('data.mix={expert: 0}',), 'data: the mix has the weights .*: give finite ones'),
+    (('data',), ('data.mix={expert: 1, ram: -0.5}',), 'data: the mix has the weights .*: give finite ones'),
+    (('data',), ('data.mix={expert: .nan}',), 'data: the mix has the weights .*: give finite ones'),
 ])
 def test_stages_that_cannot_be_done_are_refused_with_the_reason(tmp_path, stages, overrides, complaint):
     with pytest.raises(ConfigError, match=complaint):

@@ -4,6 +4,7 @@
 """
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+import math
 import multiprocessing
 import os
 from pathlib import Path
@@ -91,10 +92,12 @@ def collect(seeds: Sequence[int], steps: int, size: tuple[int, int] = (64, 64), 
 
 
 def check_mix(mix: Mapping[str, float]) -> None:
-    """Raise ValueError for a mix that is empty or names an unknown driver."""
+    """Raise ValueError for a mix that is empty or names an unknown driver, and for weights that are no shares."""
     unknown = set(mix) - set(DRIVERS)
     if unknown or not mix:
         raise ValueError(f'the mix names {sorted(unknown)}: choose from {", ".join(DRIVERS)}')
+    if min(mix.values()) < 0.0 or not 0.0 < sum(mix.values()) < math.inf:
+        raise ValueError(f'the mix has the weights {dict(mix)}: give finite ones, of which none is below zero and one is above')
 
 
 def _open_arrays(folder: Path) -> dict[str, np.ndarray]:

@@ -163,7 +163,8 @@ class Run:
         return episodes
 
     def simulation(self) -> Simulation:
-        """Return the simulation of this process's share of live episodes, started at the first call."""
+        """Return the simulation of this process's share of live episodes, started at the first call. Raises ConfigError for a
+        mix of drivers that cannot be."""
         data, ranks = self.config.data, self.ranks
         if self._simulation is None:
             seeds = range(data.first_seed + ranks.rank, data.first_seed + data.episodes + data.held_back, ranks.count)
@@ -171,8 +172,11 @@ class Run:
                 os.environ.setdefault('MUJOCO_EGL_DEVICE_ID', str(ranks.rank))
             # One core is left for the training itself.
             workers = max(1, (self.config.workers or os.cpu_count() or 1) // ranks.count - 1)
-            self._simulation = Simulation(seeds, data.held_back if ranks.main else 0, data.live, data.frames, self.preset,
-                                          data.mix, ranks.device, workers, data.measured)
+            try:
+                self._simulation = Simulation(seeds, data.held_back if ranks.main else 0, data.live, data.frames, self.preset,
+                                              data.mix, ranks.device, workers, data.measured)
+            except ValueError as error:
+                raise ConfigError(f'data: {error}') from error
             self._simulation.wait(data.begin)
         return self._simulation
 
