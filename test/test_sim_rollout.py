@@ -35,6 +35,11 @@ def test_every_array_has_its_shape_and_type(episodes):
     assert np.isfinite(episodes['poses']).all() and np.isfinite(episodes['expert']).all()
 
 
+@pytest.mark.parametrize('driver', rollout.DRIVERS)
+def test_a_drive_tells_its_driver(driver):
+    assert rollout.collect([5], 2, (32, 32), 1, {driver: 1.0})['behaviour'].tolist() == [driver]
+
+
 def test_the_first_frame_is_that_of_the_reset_world_before_any_action(episodes):
     world = World(3, image_size=(32, 32))
     assert np.array_equal(episodes['frames'][3, 0], world.render())

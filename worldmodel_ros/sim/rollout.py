@@ -44,7 +44,7 @@ def array_shapes(
         'goal_distance': ((e, t, goals), np.dtype(np.float32)),
         'visible': ((e, t, goals), np.dtype(bool)),
         'poses': ((e, t, 3), np.dtype(np.float32)),
-        'behaviour': ((e,), np.dtype('U8')),
+        'behaviour': ((e,), np.dtype(f'U{max(map(len, DRIVERS))}')),
         'seeds': ((e,), np.dtype(np.int64)),
     }
 
