@@ -113,6 +113,14 @@ def test_stages_that_go_on_with_their_clips_learn_from_no_episodes_that_are_repl
         assert read_config(SMOKE, [*changes, 'data.live=8']).data.live == 8
 
 
+def test_episodes_are_as_long_as_the_clips_that_a_model_is_judged_on():
+    content = {'preset': 'tiny', 'vae': {'steps': 1, 'rate': 1.0}, 'data': {'frames': 20, 'held_back': 0}}
+    assert from_dict(content, 'test').clip_frames == 3
+    for judged in ({'data': {'frames': 20}}, {'evaluation': {}}):
+        with pytest.raises(ConfigError, match='data.frames is 20, .* takes 28 frames: simulate longer episodes$'):
+            from_dict(content | judged, 'test')
+
+
 def test_a_file_that_is_no_configuration_is_named(tmp_path):
     with pytest.raises(ConfigError, match='nowhere.yaml cannot be read as YAML'):
         read_config(tmp_path / 'nowhere.yaml')

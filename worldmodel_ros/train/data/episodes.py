@@ -114,6 +114,7 @@ class Episodes:
         device = self.frames.device
         if self.lengths is not None:
             return self._clips_of_lengths(count, length, generator)
+        self._require(length, self.frames.shape[1])
         episode = torch.randint(len(self), (count, 1), device=device, generator=generator)
         start = torch.randint(self.frames.shape[1] - length + 1, (count, 1), device=device, generator=generator)
         return episode, start + torch.arange(length, device=device)
@@ -139,12 +140,16 @@ class Episodes:
         frames = self.lengths[moments[:, 0]]
         return moments[(moments[:, 1] < frames) & (frames >= length)]
 
+    def _require(self, length: int, longest: int) -> None:
+        if longest < length:
+            raise ValueError(f'the longest of {len(self)} episodes has {longest} frames, and a clip takes {length}: record '
+                             'longer drives without gaps')
+
     def _clips_of_lengths(self, count: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         device = self.frames.device
         starts = (self.lengths - length + 1).clamp_min(0)
         if not starts.any():
-            raise ValueError(f'the longest of {len(self)} episodes has {int(self.lengths.max())} frames, and a clip '
-                             f'takes {length}: record longer drives without gaps')
+            self._require(length, int(self.lengths.max()))
         episode = torch.multinomial(starts.double(), count, replacement=True, generator=generator)[:, None]
         drawn = torch.rand((count, 1), device=device, generator=generator, dtype=torch.double)
         start = (drawn * starts[episode]).long()

@@ -219,9 +219,12 @@ class TrainConfig:
         if not self.data.folders and not (0 <= self.data.first_seed and last <= len(TRAINING_SEEDS)):
             raise ValueError(f'data takes the seeds {self.data.first_seed} to {last - 1}, and only those below '
                              f'{len(TRAINING_SEEDS)} are for training')
-        if not self.data.folders and self.data.frames < self.clip_frames:
-            raise ValueError(f'data.frames is {self.data.frames}, and the longest clip of a stage takes {self.clip_frames} '
-                             'frames: simulate longer episodes, or set objective.clip_frames of the stages')
+        judged = TeacherOptions().clip_frames if self.evaluation or self.data.held_back else 0  # also for the calibration
+        longest = max(self.clip_frames, judged)
+        if not self.data.folders and self.data.frames < longest:
+            raise ValueError(f'data.frames is {self.data.frames}, and the longest clip of a stage takes {longest} frames: '
+                             'simulate longer episodes' + (', or set objective.clip_frames of the stages'
+                                                           if longest > judged else ''))
         if self.evaluation and self.evaluation.first_seed < len(TRAINING_SEEDS):
             raise ValueError(f'evaluation.first_seed {self.evaluation.first_seed} is a seed for training: take one from '
                              f'{len(TRAINING_SEEDS)} on')
