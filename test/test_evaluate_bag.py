@@ -252,12 +252,14 @@ def forecast_along(bag):
     return replay.numbers()
 
 
-def test_a_forecast_is_said_not_to_be_at_home_where_what_stands_does_not_stay():
+@pytest.mark.parametrize('ticks, said', [(25, 'not at home'), (5, 'too short to tell whether the forecast is at home')])
+def test_a_forecast_is_said_not_to_be_at_home_where_what_stands_does_not_stay(ticks, said):
     rng, still = np.random.default_rng(0), np.zeros(2, np.float32)
     replay = ForecastReplay(load_forecast('tiny'), engine().spec)
-    noise = (rng.integers(0, 256, (64, 64, 3), dtype=np.uint8) for _ in range(25))
+    noise = (rng.integers(0, 256, (64, 64, 3), dtype=np.uint8) for _ in range(ticks))
     list(replay.watch(Tick(k, 0, k * NS // 10, k * NS // 10, image, still, None, '') for k, image in enumerate(noise)))
-    assert 'not at home' in in_words(replay.numbers())
+    words = in_words(replay.numbers())
+    assert said in words and ('do not use it' in words) is (ticks == 25)
 
 
 def test_a_forecast_is_no_model_and_a_model_no_forecast(tmp_path, capsys):

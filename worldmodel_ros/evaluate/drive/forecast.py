@@ -153,6 +153,8 @@ def in_words(found: dict[str, Any]) -> str:
     """Return the numbers as one line of text."""
     wheels = '' if found['odometry'] > 0.5 else ', without odometry'
     text = f'forecast {found["name"]} on {found["backend"]}{wheels}: {found["things"]:.1f} objects in view per tick'
+    if found['ticks'] <= AHEAD[-1]:  # few things or none were there 0.8 s before
+        return f'{text}; the recording is too short to tell whether the forecast is at home here'
     stands = found['places'].get('standing', {}).get('0.8 s')
     if stands is None or stands['error_m'] > _STRANGE:
         why = 'no static object is seen again' if stands is None else \
