@@ -3,6 +3,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -145,6 +146,42 @@ def test_a_mirrored_clip_has_left_and_right_exchanged(store, episodes):
     torch.testing.assert_close(mirrored.ahead, plain.ahead * torch.tensor([1.0, -1.0]))
     torch.testing.assert_close(mirrored.walls[..., [0, 2, 4]], plain.walls[..., [0, 2, 4]])
     torch.testing.assert_close(mirrored.walls[..., [1, 3, 5]], plain.walls[..., [1, 5, 3]] * torch.tensor([-1.0, 1.0, 1.0]))
+
+
+def test_no_episode_is_replaced_while_a_clip_of_it_is_read(episodes, monkeypatch):
+    store = Store(2, 'cpu')
+    store.add(episodes[:2])
+    before = store.arrays['frames'].clone()
+    with store.reading:
+        adding = Thread(target=store.add, args=(episodes[2:],))
+        adding.start()
+        adding.join(0.2)
+        assert adding.is_alive() and torch.equal(store.arrays['frames'], before) and store.added == 2
+    adding.join()
+    assert not torch.equal(store.arrays['frames'], before) and store.added == 3
+    held, draw = [], training.truth
+    monkeypatch.setattr(training, 'truth', lambda *what: held.append(store.reading.locked()) or draw(*what))
+    training.Training(SceneForecast(PRESET), store, 1e-3)._forecasts(1, range(2))
+    assert held == [True] and not store.reading.locked()
+
+
+@pytest.mark.parametrize('held, kept', [(20_000, 192), (100, 50), (2, 1)])
+def test_at_most_half_of_the_episodes_are_for_judging(held, kept, tmp_path, monkeypatch):
+    made = []
+
+    def no_memory(*what):
+        made.append(what)
+        raise MemoryError
+    monkeypatch.setattr(training, 'Store', no_memory)
+    assert training.main(['--resume', 'tiny', '--episodes', str(held), '--out', str(tmp_path)]) == 1
+    assert (made[0][0], made[0][2]) == (held, kept)
+
+
+@pytest.mark.parametrize('option', [('--episodes', '1'), ('--first-seed', '1000000'), ('--first-seed', '-1')])
+def test_what_cannot_be_simulated_is_refused(option, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        training.main(['--resume', 'tiny', *option, '--out', str(tmp_path)])
+    assert 'must be 2 or more, and --first-seed' in capsys.readouterr().err
 
 
 def test_new_episodes_replace_the_oldest_but_not_those_that_judge(episodes):

@@ -6,6 +6,7 @@ on these episodes, and nothing tells which task a scene is for.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -125,12 +126,13 @@ def make(seed: int, world: World) -> dict[str, np.ndarray]:
 
 
 class Store:
-    """Episodes on the training device; they can be added during training. Once it is full, new ones replace the oldest; the
-    first ``kept``, which are for judging, stay."""
+    """Episodes on the training device; they can be added during training. Once it is full, new ones replace the oldest, but
+    none while ``reading`` is held; the first ``kept``, which are for judging, stay."""
 
     def __init__(self, capacity: int, device: torch.device | str, kept: int = 0) -> None:
-        """Raises MemoryError if the device has no room for so many."""
+        """``kept``: fewer than ``capacity``. Raises MemoryError if the device has no room for so many."""
         self.count, self.added = 0, 0  # episodes held, and added so far
+        self.reading = threading.Lock()
         self._kept = kept
         # On a GPU, other errors do not mean lack of memory; for a CPU, PyTorch has no out-of-memory error.
         full = torch.cuda.OutOfMemoryError if torch.device(device).type == 'cuda' else RuntimeError
@@ -146,12 +148,16 @@ class Store:
         capacity = len(self.arrays['pose'])
         number = torch.arange(self.added, self.added + len(episodes))
         place = torch.where(number < capacity, number, self._kept + (number - self._kept) % (capacity - self._kept))
-        for name, array in self.arrays.items():
-            array[place.to(array.device)] = torch.from_numpy(np.stack([episode[name] for episode in episodes])).to(array.device)
-        if self.arrays['pose'].is_cuda:
-            torch.cuda.synchronize()
-        self.added += len(episodes)
-        self.count = min(self.added, capacity)
+        device = self.arrays['pose'].device
+        arrived = {name: torch.from_numpy(np.stack([episode[name] for episode in episodes])).to(device) for name in self.arrays}
+        place = place.to(device)
+        if device.type == 'cuda':
+            torch.cuda.synchronize(device)
+        with self.reading:  # on a device, what was read before comes first in its queue
+            for name, array in self.arrays.items():
+                array[place] = arrived[name]
+            self.added += len(episodes)
+            self.count = min(self.added, capacity)
 
 
 @dataclass

@@ -37,6 +37,7 @@ from .episodes import FRAMES, SHUTTLES, Store, Truth, make, truth
 CLIP = 40  # frames of a clip, unless told otherwise
 ANCHORS = 8  # frames of a clip from which a second pass is trained, drawn in each step
 HELD_BACK = 192  # episodes, the first ones
+_SEEDS = range(1_000_000)  # for training
 GROUPS = {'objects': slice(0, len(COLOURS)), 'balls': slice(len(COLOURS), SHUTTLES), 'shuttles': slice(SHUTTLES, SLOTS)}
 _BEGIN = 0.25  # share of the clips that start with their episode, as a task does
 _MOVERS = 2.0  # weight of a mover's error, against 1 of an object's
@@ -235,7 +236,8 @@ class Training:
 
     def _forecasts(self, count: int, episodes: range, varied: bool = False
                    ) -> tuple[tuple[Present, Ahead, Ahead], Truth, Tensor]:
-        drawn = clips(self._store, count, episodes, self._generator, varied, self._clip)
+        with self._store.reading:
+            drawn = clips(self._store, count, episodes, self._generator, varied, self._clip)
         anchors = torch.randperm(self._clip, device=self._device, generator=self._generator)[:ANCHORS].sort().values
         mixed = torch.autocast('cuda', torch.bfloat16) if drawn.images.is_cuda else nullcontext()
         with mixed:
@@ -289,6 +291,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if not ANCHORS <= options.clip <= FRAMES:
         parser.error(f'--clip must be from {ANCHORS} to {FRAMES}, not {options.clip}')
+    if options.episodes < 2 or options.first_seed not in _SEEDS:
+        parser.error(f'--episodes ({options.episodes}) must be 2 or more, and --first-seed ({options.first_seed}) from 0 to '
+                     f'{_SEEDS.stop - 1}')
     try:
         resumed = options.resume and forecast_folder(options.resume)
     except ModelError as error:
@@ -296,11 +301,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     device = 'cuda' if torch.cuda.is_available() else 'cpu'
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.benchmark = True
     try:
-        store = Store(options.episodes, device, HELD_BACK)
+        store = Store(options.episodes, device, min(HELD_BACK, options.episodes // 2))
     except MemoryError as error:
         print(f'{error}: keep fewer by --episodes', file=sys.stderr)
         return 1
-    seeds = range(options.first_seed, 1_000_000)
+    seeds = _SEEDS[options.first_seed:]
     feeder = threading.Thread(target=_feed, args=(store, seeds, options.workers, options.simulate), daemon=True)
     feeder.start()
     forecast = SceneForecast.load(resumed, device) if resumed else \
