@@ -4,6 +4,7 @@ import math
 import os
 import signal
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -105,6 +106,21 @@ def test_what_was_interrupted_and_resumed_is_bit_for_bit_what_was_not(episodes, 
         assert torch.equal(value, resumed.state_dict()[name]), name
     assert not torch.equal(through.dit.embed.weight, small_model().dit.embed.weight)
     assert [line['step'] for line in lines(tmp_path / 'parts' / f'{stage}.jsonl')] == list(range(6))
+
+
+def test_roll_outs_of_episodes_that_came_in_another_order_are_not_gone_on_with(episodes):
+    model, rng, generator = trainable(), np.random.default_rng(0), torch.Generator().manual_seed(0)
+
+    def objective(of):
+        return SelfForcingObjective(model, small_model(), small_model(seed=1), of, SELF_FORCING)
+    begun = objective(episodes)
+    begun.draw(rng, generator)
+    other = replace(episodes, latents=episodes.latents.flip(0))
+    for of, left in ((episodes, begun.left), (other, 0)):
+        again = objective(of)
+        again.restore(begun.state())
+        assert again.left == left
+    assert begun.left > 0
 
 
 def test_muon_trains_the_matrices_of_the_layers_and_adamw_the_rest():
