@@ -3,6 +3,7 @@ import json
 import shutil
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -104,3 +105,50 @@ def test_a_dataset_of_before_the_search_keeps_its_other_labels(folder, tmp_path)
     assert episodes.labelled and episodes.search is None
     with pytest.raises(ValueError, match='lack: simulate them again'):
         check_labels(episodes, search=True)
+
+
+def change_info(change):
+    def damage(folder):
+        path = folder / 'meta/info.json'
+        info = json.loads(path.read_text())
+        path.write_text(json.dumps(change(info) or info))
+    return damage
+
+
+def change_table(change):
+    def damage(folder):
+        path = min(folder.glob('data/*/*.parquet'))
+        pq.write_table(change(pq.read_table(path)), path)
+    return damage
+
+
+def with_column(name, value):
+    return change_table(lambda table: table.set_column(table.schema.get_field_index(name), name,
+                                                       pa.array([value] * len(table))))
+
+
+def cut_off(folder):
+    path = min(folder.glob('data/*/*.parquet'))
+    path.write_bytes(path.read_bytes()[:-50])
+
+
+@pytest.mark.parametrize('damage, complaint', [
+    (change_info(lambda info: [1]), 'info.json cannot be read .*: give the folder of a LeRobot dataset'),
+    (change_info(lambda info: info.update(features=[])), 'info.json cannot be read'),
+    (change_info(lambda info: info.update(codebase_version=3)), 'is of format 3, and v3.0 is read'),
+    (change_info(lambda info: info.update(fps='ten')), 'info.json cannot be read'),
+    (change_info(lambda info: info['features']['action'].update(names=5)), 'info.json cannot be read'),
+    (change_info(lambda info: info['features']['action'].pop('dtype') and None), "info.json cannot be read .*'dtype'"),
+    (cut_off, r'file-000.parquet cannot be read \(.*\): copy or export the dataset again'),
+    (change_table(lambda table: table.drop(['episode_index'])), 'file-000.parquet cannot be read'),
+    (change_table(lambda table: table.drop(['label.pose'])), 'file-000.parquet cannot be read'),
+    (with_column('action', 1.0), 'file-000.parquet does not hold what meta/info.json says .*: export it again'),
+    (with_column('action', [float('nan'), 0.0]), 'does not hold .*actions are not finite'),
+    (with_column('observation.images.front', {'path': 'elsewhere.png'}), "does not hold .*'bytes'"),
+    (with_column('observation.images.front', {'bytes': b'no image'}), 'an image cannot be decoded')])
+def test_a_dataset_that_is_damaged_or_of_another_kind_is_refused_with_its_file(folder, damage, complaint, tmp_path):
+    copy = tmp_path / 'copy'
+    shutil.copytree(folder, copy)
+    damage(copy)
+    with pytest.raises(lerobot.DatasetError, match=complaint):
+        lerobot.load([copy], 'cpu', SMALL, clip_frames=4)

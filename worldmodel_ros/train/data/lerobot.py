@@ -35,7 +35,7 @@ class Description:
     """What training needs from meta/info.json."""
 
     folder: Path
-    fps: int
+    fps: float
     image: str                        # name of the feature that holds the images
     action_names: tuple[str, ...]
     state_names: tuple[str, ...]      # () if there is no state
@@ -68,22 +68,25 @@ def describe(folder: Path) -> Description:
     path = folder / 'meta' / 'info.json'
     try:
         info = json.loads(path.read_text())
-        features, version, fps = info['features'], info['codebase_version'], info['fps']
-    except (OSError, KeyError, json.JSONDecodeError) as error:
-        raise DatasetError(f'{path} cannot be read ({error}): give the folder of a LeRobot dataset') from error
+        features, version, fps = info['features'], str(info['codebase_version']), info['fps'] + 0.0
+        kinds = {name: feature['dtype'] for name, feature in features.items()}
+        labels = {name: _names(features, name) for name in kinds if name.startswith('label.')}
+        actions, state = _names(features, ACTION), _names(features, STATE)
+    except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
+        raise DatasetError(f'{path} cannot be read ({type(error).__name__}: {error}): give the folder of a LeRobot '
+                           'dataset') from error
     if not version.startswith('v3.'):
         raise DatasetError(f'{folder} is of format {version}, and v3.0 is read: convert it with '
                            '`python -m lerobot.scripts.convert_dataset_v21_to_v30`')
-    images = [name for name, feature in features.items() if feature['dtype'] == 'image']
+    images = [name for name, kind in kinds.items() if kind == 'image']
     if len(images) != 1:
-        videos = [name for name, feature in features.items() if feature['dtype'] == 'video']
+        videos = [name for name, kind in kinds.items() if kind == 'video']
         found = f'videos: {", ".join(videos)}' if videos else f'pictures: {", ".join(images) or "none"}'
         raise DatasetError(f'{folder} must have one feature of dtype "image", and has {found}: record it without '
                            'videos and with one camera, or make it with `worldmodel export`')
     if ACTION not in features:
         raise DatasetError(f'{folder} has no feature {ACTION!r}')
-    labels = {name: _names(features, name) for name in features if name.startswith('label.')}
-    return Description(folder, fps, images[0], _names(features, ACTION), _names(features, STATE), labels)
+    return Description(folder, fps, images[0], actions, state, labels)
 
 
 def load(folders: Sequence[Path], device: str, preset: Preset, clip_frames: int = 24,
@@ -137,7 +140,7 @@ def _names(features: dict, key: str) -> tuple[str, ...]:
 def _check(description: Description, preset: Preset) -> None:
     folder = description.folder
     if abs(description.fps * preset.step_period - 1.0) > 1e-3:
-        raise DatasetError(f'{folder} has {description.fps} frames per second, and {preset.name} takes '
+        raise DatasetError(f'{folder} has {description.fps:g} frames per second, and {preset.name} takes '
                            f'{1.0 / preset.step_period:g}: export the recording again for this preset')
     if description.action_names != preset.action_names:
         raise DatasetError(f'{folder} has the actions {", ".join(description.action_names)}, and {preset.name} takes '
@@ -155,7 +158,7 @@ def _pieces(descriptions: Sequence[Description], clip_frames: int, share: tuple[
     episode, longest = 0, max(PIECE_FRAMES, 2 * clip_frames)
     for description in descriptions:
         for file in sorted((description.folder / 'data').glob('*/*.parquet')):
-            numbers = pq.read_table(file, columns=['episode_index'])['episode_index'].to_numpy()
+            numbers = _table(file, ['episode_index'])['episode_index'].to_numpy()
             bounds = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
             for begin, end in zip(bounds, bounds[1:]):
                 if end > begin and episode % share[1] == share[0]:
@@ -171,24 +174,45 @@ def _pieces(descriptions: Sequence[Description], clip_frames: int, share: tuple[
 
 
 def _fill(work: list[tuple[Piece, dict[str, np.ndarray]]]) -> None:
-    """Read one file and copy what its pieces need into their arrays."""
-    description = work[0][0].description
+    """Read one file and copy what its pieces need into their arrays. Raises DatasetError."""
+    description, file = work[0][0].description, work[0][0].file
     labels = {name: LABELS[name] for name in work[0][1] if name in LABELS}
     columns = [description.image, ACTION, *([STATE] if description.starts_from_state else []), *labels.values()]
-    table = pq.read_table(work[0][0].file, columns=columns)
+    table = _table(file, columns)
+    try:
+        _copy(work, table, labels)
+    except DatasetError:
+        raise
+    except (KeyError, ValueError, pa.ArrowException) as error:
+        raise DatasetError(f'{file} does not hold what meta/info.json says ({type(error).__name__}: {error}): export it '
+                           'again') from error
+
+
+def _copy(work: list[tuple[Piece, dict[str, np.ndarray]]], table: pa.Table, labels: dict[str, str]) -> None:
+    description = work[0][0].description
     for piece, arrays in work:
         rows = table.slice(piece.row, piece.frames)
         size = arrays['frames'].shape[1:3]
         for t, data in enumerate(_pictures(rows[description.image])):
             arrays['frames'][t] = _picture(data, description.folder, size)
-        executed = _vectors(rows[ACTION])
+        executed = _vectors(rows[ACTION]).reshape(piece.frames, arrays['actions'].shape[1])
         arrays['actions'][1:piece.frames] = executed[:-1]
         if not piece.first:
             arrays['actions'][0] = _vectors(table.slice(piece.row - 1, 1)[ACTION])[0]
         elif description.starts_from_state:
             arrays['actions'][0] = _vectors(rows[STATE].slice(0, 1))[0]
+        if not np.isfinite(arrays['actions']).all():
+            raise ValueError('actions are not finite')
         for name, feature in labels.items():
             arrays[name][:piece.frames] = _vectors(rows[feature]).reshape(piece.frames, *arrays[name].shape[1:])
+
+
+def _table(file: Path, columns: list[str]) -> pa.Table:
+    try:
+        return pq.read_table(file, columns=columns)
+    except (OSError, pa.ArrowException) as error:
+        raise DatasetError(f'{file} cannot be read ({str(error).splitlines()[0][:200]}): copy or export the dataset '
+                           'again') from error
 
 
 def _pictures(column: pa.ChunkedArray) -> list[bytes | None]:
