@@ -127,6 +127,9 @@ def test_it_is_evaluated_with_its_forecast_and_refused_without_weights(network, 
     save_file({'norm.weight': torch.ones(64)}, policy_file(tmp_path, 0))
     with pytest.raises(ModelError, match='of no cloned policy'):
         ClonedPolicy.load(policy_file(tmp_path, 0))
+    policy_file(tmp_path, 0).write_bytes(policy_file(tmp_path, 0).read_bytes()[:-1])
+    with pytest.raises(ModelError, match='seed-0.safetensors cannot be read .*; restore it from the release or train again'):
+        ClonedPolicy.load(policy_file(tmp_path, 0))
 
 
 def test_training_clones_what_it_is_shown_and_rounds_are_kept(tmp_path, monkeypatch, capsys):

@@ -63,7 +63,10 @@ class ClonedPolicy(nn.Module):
         """Read weights from a safetensors file. Raises ModelError if they are missing or do not fit."""
         if not file.is_file():
             raise ModelError(f'no cloned policy at {file}: train one with python -m worldmodel_ros.train.scene.cloning')
-        state = {name: value.float() for name, value in load_file(file).items()}
+        try:
+            state = {name: value.float() for name, value in load_file(file).items()}
+        except Exception as error:  # safetensors raises its own and OS errors; each means the same here
+            raise ModelError(f'{file} cannot be read ({error}); restore it from the release or train again') from error
         try:
             policy = cls(len(state['norm.weight']))
             policy.load_state_dict(state)
