@@ -153,6 +153,51 @@ def test_what_no_manifest_names_any_more_is_deleted_but_with_history(engine, sto
         resumed(engine, store)
 
 
+@pytest.mark.parametrize('damaged', [False, True])
+def test_nothing_that_former_owners_stored_is_left_once_it_is_no_longer_named(engine, store, damaged):
+    session, log = drive(engine.open_session(), WINDOW), SessionLog(store, 'robot', 1)
+    for generation in (2, 3, 4):
+        for seed in range(2):
+            manifest = stored(log, drive(session, 1, seed))
+        if damaged:
+            place = store.path / manifests_of(store)[0]
+            place.write_bytes(place.read_bytes()[:-1] + b'?')
+        log = SessionLog(store, 'robot', generation, known=manifest)
+    for seed in range(2):
+        stored(log, drive(session, 1, seed))
+    named = set().union(*(each.keys for each in manifests(store, 'robot')))
+    assert len(manifests_of(store)) == 2
+    if not damaged:  # what a damaged one named is not known
+        assert {*store.list('robot/states').result(), *store.list('robot/slabs').result()} == named
+    assert resumed(engine, store)[2] == []
+
+
+def manifests_of(store):
+    return store.list('robot/manifests').result()
+
+
+def test_a_former_owner_of_another_name_keeps_what_it_has_stored(engine, store):
+    known = stored(SessionLog(store, 'scene', 1), drive(engine.open_session(), WINDOW))
+    session, _, _ = resumed(engine, store, 'scene')
+    log = SessionLog(store, 'robot', 2, known=known)
+    for seed in range(3):
+        stored(log, drive(session, 1, seed))
+    assert resumed(engine, store, 'scene')[1] == known
+
+
+def test_an_earlier_state_that_is_loaded_from_a_file_is_stored_again(engine, store, tmp_path):
+    stored(SessionLog(store, 'robot', 1), drive(engine.open_session(), WINDOW))
+    session, manifest, _ = resumed(engine, store)
+    session.save(tmp_path / 'file')
+    log = SessionLog(store, 'robot', 2, known=manifest)
+    for seed in range(WINDOW + 3):
+        stored(log, drive(session, 1, seed))
+    session.load(tmp_path / 'file')
+    stored(log, session)
+    again, _, wrong = resumed(engine, store)
+    assert wrong == [] and again.frames_seen == WINDOW
+
+
 def test_who_goes_on_stores_only_what_is_new_and_in_another_session_too(engine, store):
     stored(SessionLog(store, 'robot', 1), drive(engine.open_session(), WINDOW))
     for name in ('robot', 'other'):

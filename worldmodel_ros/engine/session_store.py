@@ -138,6 +138,7 @@ class SessionLog:
         self._groups, self._index, self._history = groups, index, history
         self._version = known.version if known and known.session == session else 0
         self._written: list[tuple[str, Manifest]] = []  # newest last
+        self._former_left = generation > 1  # manifests of former owners may be in the store
         self._stored: dict[int, tuple[bytes, SlabEntry]] = {}  # slab -> its pages and their use counts, and where it is stored
         # Layer groups in the manifest that the session was restored from: number of the slab and digest -> key.
         self._known = {(slab.number, _digest(key)): key for slab in known.slabs for key in slab.keys} if known else {}
@@ -158,17 +159,35 @@ class SessionLog:
             raise Fenced(f'session {self.session} has another owner than that of generation {self.generation}')
 
     def prune(self) -> None:
-        """Delete what only manifests older than the last KEPT name. Raises StoreError."""
-        if len(self._written) <= KEPT:
+        """Delete what only manifests older than the last KEPT name, including those of former owners. Raises StoreError."""
+        if len(self._written) < KEPT:
             return
         old, self._written = self._written[:-KEPT], self._written[-KEPT:]
+        if self._former_left:
+            old += self._former()
         kept = set().union(*(manifest.keys for _, manifest in self._written))
-        gone = {key for _, manifest in old for key in manifest.keys} - kept
+        gone = {key for _, manifest in old if manifest for key in manifest.keys} - kept
         if self._history:
             gone = {key for key in gone if '/states/' in key}
-        own = [key for key in gone if key.startswith(self.session + '/')]
+        own = {key for key in gone if key.startswith(self.session + '/')}
+        # A session that loads an earlier state may have such a slab again, and must store it again.
+        self._known = {slab: key for slab, key in self._known.items() if key not in own}
         self.store.delete([key for key, _ in old]).result()  # first, so that no manifest names a deleted blob
-        self.store.delete(own).result()
+        self.store.delete(list(own)).result()
+        self._former_left = False
+
+    def _former(self) -> list[tuple[str, Manifest | None]]:
+        """Return the manifests of former owners with their keys; None in place of one that is damaged."""
+        folder, own = f'{self.session}/manifests', {key for key, _ in self._written}  # of an earlier generation after a reclaim
+        found: list[tuple[str, Manifest | None]] = []
+        for key in self.store.list(folder).result():
+            if f'{folder}/0' <= key < f'{folder}/{self.generation:08d}' and key not in own:
+                try:
+                    blob, = self.store.get([key]).result()
+                    found.append((key, Manifest.decode(key, blob)))
+                except (Corrupt, NotStored):
+                    found.append((key, None))
+        return found
 
     def _find(self, row: np.ndarray, use: bytes) -> SlabEntry | None:
         """Return where a slab is stored already, if it is."""
