@@ -360,6 +360,14 @@ def test_who_is_here_goes_for_one_that_is_expected_sooner(blocked):
 
 
 @pytest.mark.waiting(seconds=13)
+def test_work_with_a_session_that_ends_does_not_stop_the_others(blocked):
+    residency, _ = blocked
+    done = threading.Event()
+    with residency.here('ended', 1.0):
+        threading.Thread(target=lambda: (residency.status(), done.set()), daemon=True).start()
+        assert done.wait(5.0)
+
+
 def test_robots_of_a_server_process_with_pages_for_two_go_on_bit_for_bit(served, tmp_path):
     server = ServerProcess(tmp_path / 'engine.sock', tmp_path / 'store', 6, ('--backend', 'onnx', '--resident', '2')).wait()
     robots = []

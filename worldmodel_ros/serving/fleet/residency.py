@@ -153,10 +153,7 @@ class Residency:
     def here(self, session: Any, patience: float) -> Iterator[None]:
         """Fetch a session, and keep it here during the block. Waits; raises ServiceFull."""
         with self._changed:
-            record = self._records.get(session)
-            if record is None:  # it has just been opened, or has ended
-                yield
-                return
+            record = self._records.get(session) or _Record(session)  # one that ends has none any more, and nothing to wait for
             record.wanted = True
             record.pinned += 1
             self._changed.notify_all()
