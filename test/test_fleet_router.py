@@ -180,6 +180,19 @@ def test_without_a_router_all_find_the_same_server_and_a_lost_one_moves_only_its
         assert server == 'server-3' or fallback(session, without)[0] == server
 
 
+def test_a_session_whose_placement_came_to_nothing_at_first_stays_where_it_runs():
+    router = Router([1.0] * 3)
+    router.route('a', TICK, 0.0)
+    router.release('a')  # its robot never got there
+    placed = router.route('a', TICK, 6.0)
+    router.claims_of([(Claim('a', placed.server, 1, 11.0), TICK)])  # the first that was claimed in the store
+    for now in (10.0, 14.0, 18.0):
+        assert router.renew('a', 1, now)
+    router.drain(placed.server)  # nothing new is placed there
+    assert router.route('a', TICK, 20.0).server == placed.server
+    assert router.sessions(placed.server) == ['a'] and router.load.sum() == pytest.approx(0.06)
+
+
 class Fleet(RuleBasedStateMachine):
     """Sessions come, go and move, leases end, servers are lost and return, and the router itself begins again."""
 

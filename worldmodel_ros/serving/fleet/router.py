@@ -216,12 +216,14 @@ class Router:
     def claims_of(self, claims: Iterable[tuple[Claim, Demand]]) -> None:
         """
         Adopt the claims that servers report, as after this router was lost. Of two that claim one session, the one with the
-        higher generation has it; of equals, the later one, since a store gives a generation to one server only.
+        higher generation has it; of equals, the later one, since a store gives a generation to one server only. The server that
+        a session was placed on knows its generation: the router's is a guess, too high if a placement or move came to nothing.
         """
         for claim, demand in claims:
             known = self._claims.get(claim.session)
             if known is not None:
-                if known.generation > claim.generation or (known.server, known.generation) == (claim.server, claim.generation):
+                is_there = known.server == claim.server
+                if known.generation == claim.generation if is_there else known.generation > claim.generation:
                     continue
                 self.release(claim.session)
             self._take(claim, demand)
