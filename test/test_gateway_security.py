@@ -1,11 +1,14 @@
 """Who may connect to the gateway, how often, and to which sessions; TLS; what its log says."""
+import asyncio
 import contextlib
 import hmac
 import json
 import os
 import socket
 import ssl
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -14,6 +17,7 @@ from camera_paths import INTRINSICS, mounted
 from fake_service import FakeService, wait_for
 from gateway_rig import TIMEOUT, client, gateway, get, heard, infer, robot, say
 from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
 
 from worldmodel_ros.serving.gateway.accounts import AccountError, Account, Accounts, digest, new_token
 from worldmodel_ros.serving.gateway import server
@@ -149,6 +153,50 @@ def test_an_account_that_is_taken_away_loses_its_connections(running):
         assert status_of(running, token=ARM) == 401
     finally:
         running.call(running.gateway.replace_accounts, ACCOUNTS)
+
+
+def test_an_account_that_is_taken_away_while_it_connects_is_not_let_in(running, monkeypatch):
+    asked, answer = threading.Event(), threading.Event()
+
+    async def about():
+        asked.set()
+        await asyncio.to_thread(answer.wait, TIMEOUT)
+        return await known()
+    known = running.gateway.about
+    monkeypatch.setattr(running.gateway, 'about', about)
+    try:
+        with ThreadPoolExecutor(1) as connecting:
+            connection = connecting.submit(connect, running.url(), additional_headers={'Authorization': f'Bearer {ARM}'},
+                                           open_timeout=TIMEOUT)
+            assert asked.wait(TIMEOUT)
+            running.call(running.gateway.replace_accounts, Accounts((Account('base', digest(BASE)),)))
+            answer.set()
+            with connection.result(TIMEOUT) as connected, pytest.raises(ConnectionClosed) as closed:
+                connected.recv(TIMEOUT)
+        assert closed.value.rcvd.code == 1008
+    finally:
+        answer.set()
+        running.call(running.gateway.replace_accounts, ACCOUNTS)
+
+
+def test_limits_that_are_changed_apply_from_then_on(running):
+    def account(**limits):
+        return Account('arm', digest(ARM), **limits)
+    try:
+        for limits, refused in ({'messages': 0.1}, 'sends too much'), ({'openings': 0.1}, 'opens sessions too often'), ({}, ''):
+            running.call(running.gateway.replace_accounts, Accounts((account(**limits),)))
+            with robot(running, token=ARM) as connection:
+                replies = [infer(connection, session_id=f'{"".join(limits)}{k}') for k in range(2)]
+            assert refused in replies[1] if refused else replies[1]['valid_steps']
+    finally:
+        running.call(running.gateway.replace_accounts, ACCOUNTS)
+
+
+def test_a_message_of_more_megabytes_than_its_account_may_send_in_a_burst_is_taken_and_waited_for(running):
+    account = Account('camera', digest(new_token()), megabytes=1.0)  # two in a burst
+    wait = running.gateway.wait
+    assert wait(account, 6_000_000) == 0.0
+    assert wait(account, 1) == pytest.approx(5.0, abs=1.0)
 
 
 def test_the_audit_log_names_who_did_what_and_no_token(running, audit_file):

@@ -107,6 +107,14 @@ def test_a_bucket_is_filled_at_its_rate_and_no_further():
     assert TokenBuckets(0.0, 1.0).take('a', 0.0) == 0.0
 
 
+def test_many_tokens_are_taken_together_or_not_at_all_and_more_than_a_bucket_holds_from_a_full_one():
+    buckets = TokenBuckets(2.0, 2.0)
+    assert buckets.take('a', 0.0, 3) == 0.0
+    assert buckets.take('a', 0.0, 3) == pytest.approx(1.0) and buckets.take('a', 0.0) == 0.0
+    assert buckets.take('a', 0.5, 7) == pytest.approx(1.5) and buckets.take('a', 2.0, 7) == 0.0
+    assert buckets.take('a', 2.0) == pytest.approx(2.0) and buckets.take('a', 4.0) == 0.0
+
+
 @pytest.mark.parametrize('values', [{'ticks': -1.0}, {'questions': float('nan')}, {'shortest_due': float('inf')}])
 def test_quotas_that_make_no_sense_are_refused_by_name(values):
     with pytest.raises(ValueError, match=f'{next(iter(values))} is .*: it must be a number, 0'):

@@ -128,7 +128,7 @@ class Gateway:
         self._clients: dict[ServerConnection, Client] = {}
         self._refusals: Counter[str] = Counter()
         self._times = rest.Histogram()
-        self._messages: dict[str, tuple[TokenBuckets, TokenBuckets]] = {}
+        self._messages: dict[Account, tuple[TokenBuckets, TokenBuckets]] = {}  # an account whose limits change is another one
         self._slowed: dict[str, asyncio.Lock] = {}
         self._about: tuple[Preset, str] | None = None  # the engine's model and back end
         self._dialects: dict[str, Dialect] = {
@@ -155,13 +155,11 @@ class Gateway:
 
     def wait(self, account: Account, size: int) -> float:
         """Return 0 if an account may send a message of ``size`` bytes, otherwise in how many s it may."""
-        buckets = self._messages.setdefault(account.name, (
+        messages, megabytes = self._messages.setdefault(account, (
             TokenBuckets(account.messages, _SAVED), TokenBuckets(account.megabytes, _SAVED)))
         now = time.monotonic()
-        wait = buckets[0].take(account.name, now)
-        for _ in range(-(-size // 1_000_000)):  # one token per megabyte, rounded up
-            wait = max(wait, buckets[1].take(account.name, now))
-        return wait
+        # One token per megabyte, rounded up.
+        return max(messages.take(account.name, now), megabytes.take(account.name, now, -(-size // 1_000_000)))
 
     def slowed(self, account: Account) -> asyncio.Lock:
         """Return the lock that an account's connections hold while they wait after sending too much."""
@@ -293,6 +291,9 @@ class Gateway:
 
     async def _serve(self, connection: ServerConnection) -> None:
         client: Client = connection.client
+        if self._accounts is not None and client.account not in self._accounts:  # they were replaced while it was let in
+            await connection.close(_POLICY, 'the account has ended')
+            return
         self._clients[connection] = client
         self._audit('connected', account=client.account.name, address=client.address, path=connection.request.path[:100])
         reason = 'it has closed'

@@ -321,7 +321,7 @@ class Sessions:
         self._socket, self._linger, self._say = socket, linger, say
         self._sessions: dict[tuple[str, str], Session] = {}
         self._ended: Counter[str] = Counter()
-        self._opened: dict[str, TokenBuckets] = {}
+        self._opened: dict[Account, TokenBuckets] = {}
         self._numbers = itertools.count(1)
 
     def claim(self, account: Account, name: str, dialect: str, holder: object) -> Session:
@@ -346,7 +346,7 @@ class Sessions:
                 if not free:
                     raise Refusal('sessions', f'{taken} sessions are open, which is the limit of {account.name}')
                 self._end(min(free)[1], 'replaced')
-            opened = self._opened.setdefault(account.name, TokenBuckets(account.openings, _SAVED))
+            opened = self._opened.setdefault(account, TokenBuckets(account.openings, _SAVED))
             wait = opened.take(account.name, time.monotonic())
             if wait:  # the engine limits openings per process, which all accounts share here
                 raise Refusal('sessions', f'{account.name} opens sessions too often: again in {wait:.2f} s')

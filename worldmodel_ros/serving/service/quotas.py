@@ -37,19 +37,23 @@ class TokenBuckets:
         self.rate, self._full = rate, max(1.0, rate * saved)
         self._buckets: dict[Hashable, tuple[float, float]] = {}  # tokens, and the time of that count
 
-    def take(self, account: Hashable, now: float) -> float:
-        """Take a token and return 0; if there is none, return the time until the next one [s]."""
+    def take(self, account: Hashable, now: float, count: int = 1) -> float:
+        """
+        Take ``count`` tokens and return 0; if there are too few, take none, and return the time until there are enough [s].
+        More than a bucket holds are taken from a full one, which then lacks the rest.
+        """
         if not self.rate:
             return 0.0
         if account not in self._buckets and len(self._buckets) >= _KEPT:
             self._buckets = {each: bucket for each, bucket in self._buckets.items()
                              if self._tokens(bucket, now) < self._full}
         tokens = self._tokens(self._buckets.get(account, (self._full, now)), now)
-        if tokens >= 1.0:
-            tokens -= 1.0
+        needed = min(count, self._full)
+        if tokens >= needed:
+            tokens -= count
             wait = 0.0
         else:
-            wait = (1.0 - tokens) / self.rate
+            wait = (needed - tokens) / self.rate
         self._buckets[account] = tokens, now
         return wait
 
