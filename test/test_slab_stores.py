@@ -16,7 +16,7 @@ from worldmodel_ros.cache.stores import host
 from worldmodel_ros.cache.stores.blob import Corrupt, decode, encode
 from worldmodel_ros.cache.stores.files import FileStore
 from worldmodel_ros.cache.stores.host import HostStore, PinnedMemory
-from worldmodel_ros.cache.stores.measured import FEWEST, MeasuredStore
+from worldmodel_ros.cache.stores.measured import FEWEST, FRESH, MeasuredStore
 from worldmodel_ros.cache.stores.objects import ObjectStore
 from worldmodel_ros.cache.stores.protocol import AlreadyStored, NotStored, StoreError, check_key
 from worldmodel_ros.cache.stores.tiered import TieredStore
@@ -284,7 +284,8 @@ def test_without_page_locked_memory_it_is_ordinary_memory():
 
 
 def test_reading_is_predicted_from_what_was_measured_and_not_before(tmp_path):
-    store = MeasuredStore(FileStore(tmp_path))
+    now = 0.0
+    store = MeasuredStore(FileStore(tmp_path), lambda: now)
     store.put([('a/large', (bytes(1_000_000),)), ('a/small', (b'x',))]).result()
     for _ in range(FEWEST):
         assert store.predicted(1_000_000) is None
@@ -293,6 +294,8 @@ def test_reading_is_predicted_from_what_was_measured_and_not_before(tmp_path):
     one, many = store.predicted(1_000_000), store.predicted(100_000_000)
     assert 0 < one < many and many > 50 * (one - store.predicted(0))
     assert store.bandwidth > 0
+    now = FRESH + 1.0  # a store that was slow is tried again
+    assert store.predicted(1_000_000) is None
     store.close()
 
 

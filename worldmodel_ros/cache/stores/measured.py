@@ -4,7 +4,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future as Promise
 
 import numpy as np
@@ -13,6 +13,7 @@ from .protocol import Blob, SlabStore
 
 KEPT = 200           # batches whose times are kept
 FEWEST = 5           # batches needed for a prediction
+FRESH = 60.0         # s that a batch counts: a store that nothing is read from, since it was slow, is tried again
 QUANTILE = 0.99
 _SMALL = 64 * 1024   # bytes of a batch: up to this it measures latency, beyond it bandwidth
 
@@ -20,25 +21,28 @@ _SMALL = 64 * 1024   # bytes of a batch: up to this it measures latency, beyond 
 class MeasuredStore:
     """A ``SlabStore`` that measures how long reading from another store takes."""
 
-    def __init__(self, store: SlabStore):
-        self._store, self._lock = store, threading.Lock()
-        self._latencies: deque[float] = deque(maxlen=KEPT)  # s, of small batches
-        self._rates: deque[float] = deque(maxlen=KEPT)      # s per byte, of larger ones
+    def __init__(self, store: SlabStore, clock: Callable[[], float] = time.monotonic):
+        self._store, self._clock, self._lock = store, clock, threading.Lock()
+        # When a batch was read, and s, of small ones; s per byte, of larger ones.
+        self._latencies: deque[tuple[float, float]] = deque(maxlen=KEPT)
+        self._rates: deque[tuple[float, float]] = deque(maxlen=KEPT)
 
     def predicted(self, nbytes: int) -> float | None:
-        """Return how long reading a batch of ``nbytes`` takes [s], by a high quantile of measured batches; None if there are
-        too few."""
+        """Return how long reading a batch of ``nbytes`` takes [s], by a high quantile of the batches of the last ``FRESH`` s;
+        None if there are too few."""
+        oldest = self._clock() - FRESH
         with self._lock:
-            if len(self._rates) < FEWEST:
-                return None
-            latency = float(np.quantile(self._latencies, QUANTILE)) if self._latencies else 0.0
-            return latency + nbytes * float(np.quantile(self._rates, QUANTILE))
+            latencies, rates = ([took for at, took in times if at >= oldest] for times in (self._latencies, self._rates))
+        if len(rates) < FEWEST:
+            return None
+        latency = float(np.quantile(latencies, QUANTILE)) if latencies else 0.0
+        return latency + nbytes * float(np.quantile(rates, QUANTILE))
 
     @property
     def bandwidth(self) -> float | None:
         """Median bytes per second of larger batches; None if none was read."""
         with self._lock:
-            return 1.0 / float(np.median(self._rates)) if self._rates else None
+            return 1.0 / float(np.median([rate for _, rate in self._rates])) if self._rates else None
 
     def put(self, items: Sequence[tuple[str, Sequence[Blob]]], create: bool = False) -> Promise[None]:
         return self._store.put(items, create)
@@ -53,9 +57,9 @@ class MeasuredStore:
             seconds, nbytes = time.perf_counter() - start, sum(map(len, done.result()))
             with self._lock:
                 if nbytes > _SMALL:
-                    self._rates.append(seconds / nbytes)
+                    self._rates.append((self._clock(), seconds / nbytes))
                 elif nbytes:
-                    self._latencies.append(seconds)
+                    self._latencies.append((self._clock(), seconds))
         promise.add_done_callback(measure)
         return promise
 
