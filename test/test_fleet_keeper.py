@@ -432,6 +432,28 @@ def test_however_a_move_ends_exactly_one_server_owns_the_session(served, monkeyp
     there.close()
 
 
+def test_a_session_that_a_third_server_owns_by_the_end_of_a_move_is_served_here_no_more(served, monkeypatch):
+    store = HostStore()
+    here, there = keeper_of(served, store), keeper_of(served, store, '/there')
+    robot, kept = opened(here, served)
+    robot.tick()
+
+    class Passed(Asked):
+        def ask(self, kind, patience, *values):
+            try:
+                super().ask(kind, patience, *values)
+            finally:
+                if kind.__name__ == 'TakeOver':
+                    claim(store, 'robot', 3, '/elsewhere')
+    monkeypatch.setattr('worldmodel_ros.serving.fleet.move.Peer', lambda address, files: Passed(there, 'answer'))
+    moving = Moving()
+    move(here, kept, moving, '/there')
+    assert moving.did == ['hold', ('/there', 2)] and kept.fenced
+    here.end(kept)
+    here.close()
+    there.close()
+
+
 def test_a_session_whose_robot_does_not_come_is_stored_and_gives_its_place_back(served):
     store = HostStore()
     here, there = keeper_of(served, store), keeper_of(served, store, '/there')

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from worldmodel_ros.cache.stores.protocol import AlreadyStored, StoreError
+from worldmodel_ros.engine.session_store import Fenced
 from worldmodel_ros.serving.client.network import Endpoint, EndpointError, server_address
 from worldmodel_ros.serving.transport import messages
 from worldmodel_ros.serving.transport.address import AddressError, connect
@@ -106,10 +107,10 @@ def move(keeper: Keeper, kept: Kept, robot: Moving, target: str) -> Moved:
 
 
 def _stay(keeper: Keeper, kept: Kept, robot: Moving, target: str, error: Exception) -> None:
-    """Keep the session and raise MoveError, unless the other server was faster and owns it now."""
+    """Keep the session and raise MoveError, unless another server was faster and owns it now."""
     try:
         keeper.reclaim(kept)
-    except AlreadyStored:
+    except (AlreadyStored, Fenced):  # a later generation may be a third server's: the target reads what that has stored
         _log.info('session %s has gone to %s, whose answer did not come: %s', kept.name, target, error)
         return
     except Exception as failed:  # the store is gone: no server can claim it, so it stays
