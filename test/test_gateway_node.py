@@ -256,6 +256,7 @@ def test_frames_come_out_as_they_went_in():
 
 
 TICK = messages.Tick(1, 0, 0, 1, 'red', 1e9, True, np.zeros(2, np.float32))
+QUESTION = messages.Question(1, '', 1e9, 0, (messages.Branch('left', 2, None),), 2)
 FRAME = np.zeros((1, 64, 64, 3), np.uint8)
 
 
@@ -264,6 +265,7 @@ FRAME = np.zeros((1, 64, 64, 3), np.uint8)
     [wrap(messages.Hello('r'), Stamps(1.0)), wrap(TICK, Stamps(1.0))],
     [wrap(messages.Hello('r'), Stamps(1.0)), wrap(TICK, Stamps(1.0), FRAME[:, :32])],
     [wrap(messages.Hello('r'), Stamps(1.0)), wrap(replace(TICK, due=float('nan')), Stamps(1.0), FRAME)],
+    [wrap(messages.Hello('r'), Stamps(1.0)), wrap(replace(QUESTION, due=float('nan')), Stamps(1.0))],
     [wrap(messages.Hello('r'), Stamps(1.0)), *[wrap(TICK, Stamps(1.0), FRAME)] * 2],
     [wrap(messages.Hello('r'), Stamps(1.0)), wrap(messages.Hello('r'), Stamps(1.0))],
     [wrap(messages.Hello('r'), Stamps(1.0)), wrap(replace(TICK, executed=np.zeros(9, np.float32)), Stamps(1.0), FRAME)]])

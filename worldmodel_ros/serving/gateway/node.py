@@ -78,7 +78,7 @@ class Bridge:
                 elif isinstance(message, messages.Tick):
                     self._tick(session, engine, message, pixels)
                 elif isinstance(message, messages.Question):
-                    self._spawn(self._ask(engine, message))
+                    self._spawn(self._ask(engine, replace(message, due=_due(message.due))))
                 elif isinstance(message, messages.SessionFile):
                     await self._send(messages.Done(message.number, 'sessions are saved and loaded on the engine\'s own machine '
                                                                    'alone'))
@@ -116,7 +116,7 @@ class Bridge:
 
     async def _ask(self, engine: Any, question: messages.Question) -> None:
         try:
-            answered, branches = await engine.ask(replace(question, due=_due(question.due)))
+            answered, branches = await engine.ask(question)
         except EngineAway:
             return
         except NotAnswered as error:
