@@ -256,6 +256,32 @@ def test_who_opens_sessions_too_often_is_refused_unless_a_server_has_sent_it_her
         refused.close()
 
 
+def test_who_comes_back_twice_at_once_is_welcomed_over_the_newer_connection_and_once():
+    def pair():
+        return map(Connection, socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+    todo = []
+    kept = SimpleNamespace(generation=3, frames=7, newest=0, note='', number=1,
+                           log=SimpleNamespace(require_own=lambda: None))
+    keeper = SimpleNamespace(submit=lambda call, *arguments: todo.append(lambda: call(*arguments)), rest=lambda kept: None,
+                             open=lambda *what: kept)
+    ends = [pair() for _ in range(3)]
+    (first, _), (second, _), (third, client) = ends
+    robot = robot_module.Robot('robot', 1, first, FakeService(), None, None, None, keeper, linger=9.0)
+    robot.open('session')
+    todo.pop()()
+    assert robot.park()
+    robot.attach(second, 1, 9.0)
+    assert robot.park()  # lost before the store has been asked
+    robot.attach(third, 1, 9.0)
+    for each in todo:
+        each()
+    welcome, descriptor = client.receive(PATIENCE)
+    os.close(descriptor)
+    assert isinstance(welcome, messages.Welcome) and client.receive(0.1) is None
+    for each in (first, second, third, client):
+        each.close()
+
+
 def test_more_robots_than_there_are_sessions_are_told_so(served):
     links = [open_link(served.path, f'/robot{k}', TINY) for k in range(2)]
     with pytest.raises(Unavailable, match='2 sessions are open'):

@@ -125,11 +125,12 @@ class Robot:
 
     def attach(self, connection: Connection, pid: int, linger: float) -> None:
         """Continue over another connection, beginning with the newest note and the answer to the newest tick."""
-        self._connection, self.pid, self.linger = connection, pid, linger
+        with self._sending:
+            self._connection, self.pid, self.linger = connection, pid, linger
         if self._kept:
-            self._keeper.submit(self._contained(self._attach_kept))
+            self._keeper.submit(self._contained(self._attach_kept), connection)
         else:
-            self._attach()
+            self._attach(connection)
 
     def close(self) -> None:
         """Close the session; nothing more is sent."""
@@ -300,18 +301,20 @@ class Robot:
         else:
             self._welcome()
 
-    def _attach_kept(self) -> None:
+    def _attach_kept(self, connection: Connection) -> None:
         try:
             self._kept.log.require_own()
         except StoreError as error:
             self.linger = 0.0
-            self._connection.send(messages.Rejected(f'the session is not this server\'s any more: connect again: {error}'))
-            self._connection.shutdown()
+            connection.send(messages.Rejected(f'the session is not this server\'s any more: connect again: {error}'))
+            connection.shutdown()
             return
-        self._attach()
+        self._attach(connection)
 
-    def _attach(self) -> None:
+    def _attach(self, connection: Connection) -> None:
         with self._sending:
+            if connection is not self._connection:
+                return  # it was lost while the store was asked, and a newer one continues
             self.gone, self._unread = '', 0
             self._questions.clear()
             self._welcome(goes_on=True)
