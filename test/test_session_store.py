@@ -153,6 +153,14 @@ def test_what_no_manifest_names_any_more_is_deleted_but_with_history(engine, sto
         resumed(engine, store)
 
 
+@pytest.mark.parametrize('damaged', [b'', b'[]', b'{}', b'\xff'])
+def test_a_claim_that_is_damaged_counts_and_the_session_can_be_opened(store, damaged):
+    claim(store, 'robot', 1, 'a')
+    (store.path / 'robot/claims/00000001').write_bytes(damaged)
+    assert owner_of(store, 'robot') == (1, 'unknown')
+    assert claim_next(store, 'robot', 'b') == 2 and owner_of(store, 'robot') == (2, 'b')
+
+
 @pytest.mark.parametrize('damaged', [False, True])
 def test_nothing_that_former_owners_stored_is_left_once_it_is_no_longer_named(engine, store, damaged):
     session, log = drive(engine.open_session(), WINDOW), SessionLog(store, 'robot', 1)

@@ -494,12 +494,17 @@ def claim(store: SlabStore, session: str, generation: int, owner: str) -> None:
 
 
 def owner_of(store: SlabStore, session: str) -> tuple[int, str]:
-    """Return the newest owned generation of a session and its owner; 0 and '' if there is none."""
+    """Return the newest owned generation of a session and its owner, 'unknown' if the claim is damaged; 0 and '' if there is
+    none."""
     claims = store.list(f'{session}/claims').result()
     if not claims:
         return 0, ''
     blob, = store.get([claims[-1]]).result()
-    return int(claims[-1].rpartition('/')[2]), str(json.loads(bytes(blob))['owner'])
+    generation = int(claims[-1].rpartition('/')[2])
+    try:
+        return generation, str(json.loads(bytes(blob))['owner'])
+    except (ValueError, TypeError, KeyError):  # the generation, which decides, is in its key
+        return generation, 'unknown'
 
 
 def claim_next(store: SlabStore, session: str, owner: str) -> int:
