@@ -1,7 +1,9 @@
 """Stores of slabs: what each of them does, whatever it lies on, and what is found of it after a kill."""
+import errno
 import math
 import os
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -157,6 +159,17 @@ while True:
 '''
 
 
+def test_a_folder_that_cannot_be_flushed_fails_the_put_as_any_other_error_of_the_disk(tmp_path, monkeypatch):
+    def fsync(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+    monkeypatch.setattr(os, 'fsync', fsync)
+    store = FileStore(tmp_path)
+    with pytest.raises(StoreError, match='robot/claims/1 cannot be flushed to the disk: .*Input/output error'):
+        store.put([('robot/claims/1', (b'me',))], create=True).result(60)
+    store.close()
+
+
 def test_a_process_that_is_killed_while_it_writes_leaves_whole_blobs_alone(tmp_path):
     for attempt in range(5):
         process = subprocess.Popen([sys.executable, '-c', KILLED, str(tmp_path)], stdout=subprocess.PIPE)
@@ -188,18 +201,22 @@ def test_what_is_read_from_the_disk_is_in_memory_afterwards(tmp_path):
     store.close()
 
 
-def test_a_read_ends_when_the_next_store_is_closed_or_there_is_no_memory_for_what_was_read(tmp_path):
+def test_a_read_ends_when_the_next_store_is_closed(tmp_path):
     disk, bucket = FileStore(tmp_path / 'disk', durable=False), FileStore(tmp_path / 'bucket', durable=False)
     put(bucket, a__1=b'blob')
-
-    def no_memory(nbytes):
-        raise MemoryError
-    with pytest.raises(MemoryError):
-        TieredStore([disk, bucket], 100, no_memory).get(['a/1']).result(30.0)
     bucket.close()
     with pytest.raises(RuntimeError, match='shutdown'):
         TieredStore([disk, bucket], 100).get(['a/1']).result(30.0)
     disk.close()
+
+
+def test_what_host_memory_has_no_room_for_is_stored_and_read_all_the_same(tmp_path):
+    def no_memory(nbytes):
+        raise MemoryError
+    store = TieredStore([FileStore(tmp_path, durable=False)], 1000, no_memory)
+    store.put([('a/b', (b'blob',))]).result(60)
+    assert bytes(store.get(['a/b']).result(60)[0]) == b'blob' and store.host_nbytes == 0
+    store.close()
 
 
 def test_the_session_that_is_expected_last_leaves_memory_first_and_is_still_on_the_disk(tmp_path):

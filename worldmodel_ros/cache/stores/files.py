@@ -48,8 +48,11 @@ class FileStore:
                 folders.update(made)
 
         def flush() -> None:
-            for folder in folders if self._durable else ():
-                _sync(folder)
+            try:
+                for folder in folders if self._durable else ():
+                    _sync(folder)
+            except OSError as error:
+                raise StoreError(f'{items[0][0]} cannot be flushed to the disk: {error}') from error
         return self._threads.each(put, items, flush)
 
     def get(self, keys: Sequence[str]) -> Promise[list[memoryview]]:

@@ -112,7 +112,10 @@ class TieredStore:
         nbytes = {key: sum(map(len, parts)) for key, parts in items}
         if sum(nbytes.values()) > self._capacity:
             return
-        self._host.put(items).result()
+        try:
+            self._host.put(items).result()
+        except MemoryError:
+            return  # the stores below have them
         with self._lock:
             for key, size in nbytes.items():
                 sizes = self._sizes.setdefault(_session(key), {})
