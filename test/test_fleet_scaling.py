@@ -1,5 +1,6 @@
 """When a fleet starts a server more and ends one: the decision alone, and with real servers and robots."""
 import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -82,6 +83,13 @@ def test_it_does_not_flap_for_any_number_of_robots():
 def test_settings_without_sense_are_refused(settings, why):
     with pytest.raises(ValueError, match=why):
         ScalingSettings(**settings)
+
+
+def test_a_store_is_the_same_wherever_a_fleet_is_started(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv('ROS_HOME', str(tmp_path / 'ros'))
+    assert [Options(store=store).where for store in ('x/y', '/x', 's3://bucket/x', 'wss://a:8000', '')] == [
+        str(tmp_path / 'x/y'), '/x', 's3://bucket/x', 'wss://a:8000', str(tmp_path / 'ros/worldmodel_store')]
 
 
 def test_the_options_of_a_fleet_say_how_many_servers_there_may_be():
@@ -200,9 +208,31 @@ def test_time_that_is_there_for_a_moment_brings_nothing_back():
     assert not any(coming.decide({}, 0.2, True, 300.0 + tick) for tick in range(40))  # no memory anywhere
 
 
-def test_an_adopted_server_has_ended_when_its_process_has_whatever_has_its_number_then(monkeypatch, tmp_path):
-    process = subprocess.Popen(['sleep', '60'])
+def left_running(monkeypatch, *options):
+    """A process that says that it is a server with these options."""
+    process = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)', 'serve', *options])
     monkeypatch.setattr(pools, 'ask_status', lambda socket: {'pid': process.pid})
+    return process
+
+
+@pytest.mark.parametrize('options, state', [(['--store', 'a', '--sessions', '8'], 'runs'), (['--store', 'b'], 'ended')])
+def test_a_server_that_was_left_is_adopted_and_one_with_other_options_replaced(monkeypatch, tmp_path, options, state):
+    socket = str(tmp_path / 'socket')
+    process = left_running(monkeypatch, '--socket', socket, '--store', 'a', '--sessions', '8')
+    monkeypatch.setattr(pools, '_AGAIN', 0.0)
+    started = []
+    monkeypatch.setattr(ServerProcess, '_start', lambda self: started.append(self._arguments))
+    server = ServerProcess(options, socket, str(tmp_path / 'log'))
+    assert started == []
+    if state == 'ended':
+        process.wait(10.0)
+    assert [server.state(), server.state()] == [state] * 2 and started == ([] if state == 'runs' else [options])
+    process.kill()
+    process.wait(10.0)
+
+
+def test_an_adopted_server_has_ended_when_its_process_has_whatever_has_its_number_then(monkeypatch, tmp_path):
+    process = left_running(monkeypatch, '--socket', str(tmp_path / 'socket'))
     server = ServerProcess([], str(tmp_path / 'socket'), str(tmp_path / 'log'))
     assert (server.state(), server.starts) == ('runs', 0)
     server.stop()

@@ -8,10 +8,11 @@ import time
 import urllib.request
 from functools import partial
 from importlib.util import find_spec
+from socket import create_server
 
 import numpy as np
 import pytest
-from fake_service import wait_for as waits
+from fake_service import serving, wait_for as waits
 from gateway_rig import Running, infer, robot as gateway_client
 
 from benchmarks.fleet_robots import Robot
@@ -136,6 +137,17 @@ def test_the_page_shows_servers_and_claims_to_this_machine_alone(fleet):
         assert len(json.load(numbers)['fleet']['servers']) == 2
     with pytest.raises(urllib.error.HTTPError, match='403'):
         urllib.request.urlopen(urllib.request.Request(url + 'status', headers={'Host': 'elsewhere.example'}), timeout=10)
+
+
+def test_a_page_that_cannot_be_shown_leaves_the_servers_of_a_lost_front_alone(tmp_path):
+    with serving(tmp_path / 'front-0.sock'), serving(tmp_path / 'front-1.sock'), \
+            create_server(('127.0.0.1', 0)) as taken:
+        port = taken.getsockname()[1]
+        done = subprocess.run([sys.executable, '-m', 'worldmodel_ros.cli', 'fleet', 'up', '--servers', '1', '--socket',
+                               str(tmp_path / 'front.sock'), '--page', str(port)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and f'127.0.0.1:{port} (Address already in use): give another --page' in done.stderr
+    assert f'process {os.getpid()} serves at {tmp_path}/front-1.sock, and is no server of this fleet' in done.stderr
+    assert 'front-0.sock' not in done.stderr and 'Traceback' not in done.stderr
 
 
 def test_a_configuration_that_is_refused_ends_it_with_code_2(tmp_path):

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from worldmodel_ros.serving.transport.address import AddressError
+
 HOST = '127.0.0.1'  # loopback only: there is no password
 
 _PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>worldmodel fleet</title>
@@ -50,7 +52,7 @@ class Dashboard:
     """Serves the page at ``/`` and its numbers as JSON at ``/status``, from a thread of its own."""
 
     def __init__(self, status: Callable[[], dict[str, Any]], port: int) -> None:
-        """``port``: 0 for any free one. Raises OSError if it is in use."""
+        """``port``: 0 for any free one. Raises AddressError if it is in use."""
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
@@ -75,7 +77,11 @@ class Dashboard:
             def log_message(self, *_: Any) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer((HOST, port), Handler)
+        try:
+            self._server = ThreadingHTTPServer((HOST, port), Handler)
+        except OSError as error:
+            raise AddressError(f'the page cannot be shown at {HOST}:{port} ({error.strerror}): give another --page, 0 for any '
+                               'free port or -1 for none') from error
         self._server.daemon_threads = True
         self.url = f'http://{HOST}:{self._server.server_port}/'
         threading.Thread(target=self._server.serve_forever, name='dashboard', daemon=True).start()

@@ -1,6 +1,7 @@
 """Pools that start a fleet's servers, and restart those that have ended: as processes of this machine, or by Ray."""
 from __future__ import annotations
 
+import logging
 import os
 import select
 import signal
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 from worldmodel_ros.exit_codes import BAD_CONFIGURATION
 from worldmodel_ros.serving.client.link import Unavailable, ask_status
 
+_log = logging.getLogger(__name__)
 _PATIENCE = 10.0  # s for a server to shut down cleanly
 _ATTEMPTS = 3     # to start Ray
 UNHEARD = 'actor'  # prefix of a state that is unknown, since the server's Ray actor does not report it
@@ -56,11 +58,16 @@ class ServerProcess:
         self.adopt() or self._start()
 
     def adopt(self) -> bool:
-        """Adopt a server that runs already, left by a lost owner; return whether there is one."""
+        """Adopt a server that runs already, left by a lost owner; return whether there is one. One with other options is ended
+        first: sessions of two stores would have two owners."""
         try:
-            self._adopted = os.pidfd_open(int(ask_status(self._socket)['pid']))
+            pid = int(ask_status(self._socket)['pid'])
+            self._adopted = os.pidfd_open(pid)
         except (Unavailable, KeyError, ValueError, TypeError, OSError):
             return False
+        if self._differs(pid):
+            _log.warning('process %d, which serves at %s, was left with other options: it is replaced', pid, self._socket)
+            self.stop()
         return True
 
     def state(self) -> str:
@@ -91,6 +98,15 @@ class ServerProcess:
             except subprocess.TimeoutExpired:
                 self._child.kill()
                 self._child.wait()
+
+    def _differs(self, pid: int) -> bool:
+        """Return whether a process was started with other options than these."""
+        try:
+            words = Path(f'/proc/{pid}/cmdline').read_bytes().decode(errors='replace').split('\0')[:-1]
+        except OSError:
+            return False
+        wanted = ['serve', '--socket', str(self._socket), *self._arguments]
+        return words[-len(wanted):] != wanted
 
     def _start(self) -> None:
         self._ended = 0.0

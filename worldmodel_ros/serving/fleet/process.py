@@ -6,11 +6,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from worldmodel_ros import interrupts, realtime
 from worldmodel_ros.engine.session_folder import default_folder
+from worldmodel_ros.serving.client.link import Unavailable, ask_status
 from worldmodel_ros.serving.client.network import Endpoint
 from worldmodel_ros.serving.transport.address import ListeningSocket
 from .dashboard import Dashboard
@@ -45,9 +47,11 @@ class Options:
 
     def __post_init__(self) -> None:
         """Raise ValueError for invalid values."""
-        if self.servers < 1 or self.sessions < 1 or self.page < -1 or not self.full > 0.0:
-            raise ValueError(f'{self.servers} servers of {self.sessions} robots, full at {self.full}, page {self.page}: at '
-                             'least 1 of each, and a share above 0')
+        if self.servers < 1 or self.sessions < 1 or not self.full > 0.0:
+            raise ValueError(f'{self.servers} servers of {self.sessions} robots, full at {self.full}: at least 1 of each, and '
+                             'a share above 0')
+        if not -1 <= self.page < 65536:
+            raise ValueError(f'page is {self.page}: it must be a port, 0 (any free one) or -1 (no page)')
         self.scaling()
         if len(set(self.hosts)) < len(self.hosts):
             raise ValueError(f'a host is named twice: {", ".join(self.hosts)}')
@@ -66,6 +70,12 @@ class Options:
         """Arguments for each server of this host, for moving sessions to the others."""
         files = {'--host-token': self.host_token, '--host-ca': self.host_ca, '--host-certificate': self.host_certificate}
         return [word for name, file in files.items() if file for word in (name, file)]
+
+    @property
+    def where(self) -> str:
+        """URL or absolute path of the store: the same text is the same store, wherever a fleet is started."""
+        store = self.store or str(default_store())
+        return store if '://' in store else str(Path(store).expanduser().absolute())
 
     def scaling(self) -> ScalingSettings:
         """Return the settings for the number of servers. Raises ValueError."""
@@ -95,19 +105,20 @@ def up(socket: Path, options: Options) -> int:
         scaling = options.scaling()
         paths = [socket.with_name(f'{socket.stem}-{number}.sock') for number in range(scaling.most)]
         pool = RayDriver(scaling.most, options.ray_address or None) if options.pool == 'ray' else LocalPool()
-
-        def start(number: int) -> None:
-            path = paths[number]
-            pool.start(number, [str(path), '--store', options.store or str(default_store()), '--sessions',
-                                str(options.sessions), *options.host_arguments, *options.arguments], path.with_suffix('.log'))
-        for number in range(scaling.fewest):
-            start(number)
+        _tell_of_others(socket, paths)
         # Sessions are moved away a little above the load at which no robot is placed on a server.
         settings = replace(SETTINGS, full=options.full, high=options.full + 0.05, low=0.8 * options.full)
         front = Front(listening, paths, options.sessions, settings=settings, hosts=options.endpoints(),
                       home=options.host_address)
         front.wanted = set(range(scaling.fewest))
         page = Dashboard(front.status, options.page) if options.page >= 0 else None
+
+        def start(number: int) -> None:
+            path = paths[number]
+            pool.start(number, [str(path), '--store', options.where, '--sessions', str(options.sessions),
+                                *options.host_arguments, *options.arguments], path.with_suffix('.log'))
+        for number in range(scaling.fewest):  # last: if anything above is refused, servers of a lost front go on
+            start(number)
         looking = threading.Thread(target=_look, args=(pool, front, Scaler(scaling), start, over, refused), name='pool',
                                    daemon=True)
         looking.start()
@@ -131,6 +142,14 @@ def up(socket: Path, options: Options) -> int:
             if part:
                 part.close()
         listening.close()
+
+
+def _tell_of_others(socket: Path, paths: list[Path]) -> None:
+    """Log servers that a lost front with more of them has left: their robots drive on, and no front knows of them."""
+    for path in sorted(set(socket.parent.glob(f'{socket.stem}-[0-9]*.sock')) - set(paths)):
+        with suppress(Unavailable):
+            _log.warning('process %s serves at %s, and is no server of this fleet: end it with SIGTERM, and its robots come '
+                         'here', ask_status(path).get('pid'), path)
 
 
 def _look(pool: Pool, front: Front, scaler: Scaler, start: Callable[[int], None], over: threading.Event,
