@@ -88,14 +88,16 @@ class Accounts:
         """Return the accounts of a YAML file. Raises AccountError."""
         try:
             loaded = yaml.safe_load(path.read_text())
-            entries = loaded['accounts']
+            entries = loaded.get('accounts') if isinstance(loaded, Mapping) else None
+            if not isinstance(entries, list):
+                raise AccountError(f'{path} is no file of accounts: it must be a map with a list, accounts')
             known = {each.name for each in fields(Account)}
             for entry in entries:
                 if not isinstance(entry, Mapping) or 'name' not in entry or set(entry) - known:
                     raise AccountError(f'{path}: an account has a name and, of the others, only '
                                        f'{", ".join(sorted(known - {"name"}))}')
             return cls(tuple(Account(**entry) for entry in entries))
-        except (OSError, yaml.YAMLError, TypeError, KeyError, UnicodeDecodeError) as error:
+        except (OSError, yaml.YAMLError, TypeError, UnicodeDecodeError) as error:
             raise AccountError(f'{path} is no file of accounts: {error}') from error
 
     def __len__(self) -> int:

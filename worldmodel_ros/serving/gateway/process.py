@@ -97,14 +97,20 @@ def run(options: Options) -> int:
     except OSError as error:
         raise AddressError(f'cannot listen on {options.host}:{options.port}: {error.strerror}') from error
     store = None
+    try:
+        audit = AuditLog(Path(options.audit) if options.audit else None)
+    except OSError as error:
+        listening.close()
+        raise GatewayError(f'--audit {options.audit} cannot be written ({error.strerror}): give a file in a folder that this '
+                           'user can write to') from error
     if options.store:
         folder = Path(options.store).expanduser()
         try:
             store = FileStore(folder, durable=not in_memory(folder))
         except StoreError as error:
             listening.close()
+            audit.close()
             raise GatewayError(f'--store {options.store}: {error}') from error
-    audit = AuditLog(Path(options.audit) if options.audit else None)
     try:
         asyncio.run(_serve(options, Gateway(
             path, listening, contract, accounts, Limits(int(options.message_mb * (1 << 20)), options.idle, options.linger),
