@@ -8,13 +8,16 @@ loopback device, over mutual TLS, and the store is the first one's. Robots tick 
 has a twin in this process: a session of the same model that sees the same frames and is never moved. A robot's answers must
 equal its twin's, bit for bit. On a GPU, where each process chooses its kernels by measurement, they must be equal
 within ``--tolerance``, and the control is how far plans are from the twin's where no session moved. Every ``--abort``-th move
-goes to a server that does not exist, and must leave the session where it is. ``held_parts_ms``: what robots were held for, the
+goes to a server that does not exist, and must leave the session where it is. At no time may two servers answer for one robot:
+together they must have answered as many ticks as the robots have sent, and each answer must come from the server that claimed
+the robot's generation in the store. ``held_parts_ms``: what robots were held for, the
 source's checkpoint (capture, copy, write), then the target's takeover (read, open, fill, adopt, claim). On a GPU a slab is
 copied as it is captured, and filled as it is adopted.
 """
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import re
@@ -65,6 +68,7 @@ class Driver(threading.Thread):
         self.counts: Counter[str] = Counter()
         self.error: BaseException | None = None
         self._generation = self.robot.generation
+        self.answered_by: set[tuple[int, str]] = set()  # generations, and the servers that answered in them
 
     def run(self) -> None:
         try:
@@ -83,6 +87,7 @@ class Driver(threading.Thread):
         answer = robot.tick(due=600.0, shown=elsewhere, patience=120.0)  # no tick is refused, however busy the machine
         self.counts['ticks'] += 1
         self.counts['refused'] += answer.tier is Tier.NONE
+        self.answered_by.add((answer.generation, str(answer.server)))
         if answer.moves:
             self.moved.append(answer.seconds)
         elif not elsewhere:  # else it waited for the images, too
@@ -112,13 +117,18 @@ class Driver(threading.Thread):
         return not by <= self._tolerance
 
 
-def owners(store: FileStore, drivers: list[Driver]) -> dict[str, int]:
-    """Count the generations in the store, and the sessions whose generations have a gap."""
+def owners(store: FileStore, drivers: list[Driver], places: list[Place]) -> dict[str, int]:
+    """Count the generations in the store, the sessions whose generations have a gap, and the generations in which another
+    server than their owner has answered."""
     found = Counter()
     for driver in drivers:
         keys = store.list(f'{driver.robot.session}/claims').result()
         found['generations'] += len(keys)
-        found['gaps'] += [int(key.rpartition('/')[2]) for key in keys] != list(range(1, len(keys) + 1))
+        claimed = {int(key.rpartition('/')[2]): json.loads(bytes(blob))['owner']
+                   for key, blob in zip(keys, store.get(keys).result(), strict=True)}
+        found['gaps'] += list(claimed) != list(range(1, len(keys) + 1))
+        found['by_others'] += sum(not any(place.is_at(claimed.get(generation, '')) and place.is_at(server) for place in places)
+                                  for generation, server in driver.answered_by)
     return dict(found)
 
 
@@ -166,7 +176,7 @@ def main() -> int:
             stop.set()
             for driver in drivers:
                 driver.join(90)
-            result |= judged(options, drivers, FileStore(Path(folder) / 'store', durable=False), result)
+            result |= judged(options, drivers, FileStore(Path(folder) / 'store', durable=False), places)
             result['servers'] = [{key: value for key, value in server.status().get('store', {}).items() if key != 'address'}
                                  for server in servers]
             result['held_ms'], result['of_that_to_store_ms'] = held(servers, 'held for '), held(servers, 'of which ')
@@ -184,7 +194,8 @@ def main() -> int:
               'load_average_after': round(os.getloadavg()[0], 2), **result}
     write_result(result, options.json, show=True)
     failed = result['robots_lost'] or result['chunks_that_differ'] or result['moves'] < options.moves or result['owner_gaps'] \
-        or result['aborts_that_lost_the_session']
+        or result['aborts_that_lost_the_session'] or result['answers_of_another_than_the_owner'] \
+        or result['answers_of_all_servers'] != result['ticks']
     return int(bool(failed))
 
 
@@ -213,7 +224,11 @@ class Place:
 
     def has(self, robot: Robot) -> bool:
         """Return whether the robot is connected here."""
-        return str(robot.server) in (self.address, str(self.server.path))
+        return self.is_at(str(robot.server))
+
+    def is_at(self, address: str) -> bool:
+        """Return whether the server is reached at an address."""
+        return address in (self.address, str(self.server.path))
 
 
 def two_hosts(options, folder: Path) -> list[Host]:
@@ -259,12 +274,12 @@ def play(options, places: list[Place], drivers: list[Driver], folder: str) -> di
             'seconds': round(time.monotonic() - start, 1), 'move_ms': quantiles(took)}
 
 
-def judged(options, drivers: list[Driver], store: FileStore, result: dict) -> dict:
+def judged(options, drivers: list[Driver], store: FileStore, places: list[Place]) -> dict:
     """Summarise what the robots saw of it."""
     counts = sum((driver.counts for driver in drivers), Counter())
     plain = [seconds for driver in drivers for seconds in driver.answered]
     moved = [seconds for driver in drivers for seconds in driver.moved]
-    claims = owners(store, drivers)
+    claims = owners(store, drivers, places)
     return {'robots': len(drivers), 'period_s': options.period,
             'robots_lost': sum(driver.error is not None or driver.is_alive() for driver in drivers),
             'errors': [f'{type(driver.error).__name__}: {driver.error}' for driver in drivers if driver.error],
@@ -274,6 +289,8 @@ def judged(options, drivers: list[Driver], store: FileStore, result: dict) -> di
             'largest_differences': {what: max(driver.largest.get(what, 0.0) for driver in drivers)
                                     for what in sorted({what for driver in drivers for what in driver.largest})},
             'generations_claimed': claims['generations'], 'owner_gaps': claims['gaps'],
+            'answers_of_another_than_the_owner': claims['by_others'],
+            'answers_of_all_servers': sum(place.server.status()['service']['ticks'] for place in places),
             'answers_later_than_a_period': {'of': [len(plain), len(moved)], 'without_and_with_a_move': [
                 sum(seconds > options.period for seconds in plain), sum(seconds > options.period for seconds in moved)]},
             'answer_ms': quantiles(plain), 'ticks_that_a_move_fell_into': len(moved), 'answer_ms_of_those': quantiles(moved)}
