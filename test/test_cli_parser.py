@@ -44,6 +44,8 @@ def test_version_is_told(capsys):
     (['demo', '--seconds', '-1'], 'not a number above 0'),
     (['demo', '--seconds', 'nan'], 'not a number above 0'),
     (['up', '--set', 'seed=7'], 'NAME:=VALUE'),
+    (['up', '--namespace', 'left arm'], "'left arm' is not a namespace"),
+    (['record', '--namespace', '/2nd'], "'/2nd' is not a namespace"),
     (['what-if', '--names', 'sideways'], 'invalid choice'),
     ([], 'SUBCOMMAND'),
 ])
@@ -57,7 +59,14 @@ def test_wrong_arguments_are_refused_with_what_is_allowed(line, complaint, capsy
 def test_goals_and_assignments_are_read():
     assert arguments.goals('red, blue') == ['red', 'blue']
     assert arguments.assignment('cmd_vel:=/base/cmd_vel') == ('cmd_vel', '/base/cmd_vel')
-    assert arguments.namespace('/left/') == 'left'
+    assert [arguments.namespace(each) for each in ('/left/', '/site_1/arm', '/', '')] == ['left', 'site_1/arm', '', '']
+
+
+@pytest.mark.parametrize('line', [['sim', '--seconds', '0.1', '--size', '64', '--out'], ['up', '--logs'], ['demo', '--out']])
+def test_a_folder_that_cannot_be_written_is_named(line, capsys, tmp_path):
+    (tmp_path / 'file').touch()
+    assert cli.main([*line, str(tmp_path / 'file/out')]) == 1
+    assert f'{tmp_path}/file' in (said := capsys.readouterr().err) and 'Not a directory' in said
 
 
 def test_up_names_an_argument_that_the_bringup_does_not_have(capsys, tmp_path):

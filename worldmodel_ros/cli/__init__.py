@@ -6,6 +6,7 @@ matplotlib) are imported when a subcommand runs.
 from __future__ import annotations
 
 import argparse
+import sys
 from importlib import import_module, metadata
 
 SUBCOMMANDS = ('demo', 'up', 'serve', 'fleet', 'gateway', 'replay', 'record', 'what_if', 'drive_to', 'sim', 'train', 'finetune',
@@ -35,7 +36,13 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     chosen = parser().parse_args(arguments)
-    return chosen.run(chosen)
+    try:
+        return chosen.run(chosen)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f'worldmodel: {error.filename} cannot be used: {error.strerror}', file=sys.stderr)  # such as a folder of --out
+        return 1
 
 
 def _version() -> str:

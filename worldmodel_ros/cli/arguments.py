@@ -3,12 +3,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from pathlib import Path
 
 from worldmodel_ros.bringup.defaults import ACTIVATION_TIMEOUT
 
 TASKS = ('street', 'intercept', 'recall', 'rooms', 'follow', 'second_ball', 'avoid_red', 'pass_behind')
 GOALS = ('red', 'green', 'blue', 'yellow')
+_NAMESPACE = re.compile(r'[A-Za-z_][A-Za-z0-9_]*(/[A-Za-z_][A-Za-z0-9_]*)*')
 LAST_DOMAIN = 232  # whose ports are below 65536
 
 
@@ -51,7 +53,11 @@ def goals(text: str) -> list[str]:
 
 def namespace(text: str) -> str:
     """Return a ROS namespace without leading and trailing slashes; empty: none."""
-    return text.strip('/')
+    name = text.strip('/')
+    if name and not _NAMESPACE.fullmatch(name):
+        raise argparse.ArgumentTypeError(f'{text!r} is not a namespace: letters, digits and "_", parts joined by "/", none of '
+                                         'which begins with a digit')
+    return name
 
 
 def assignment(text: str) -> tuple[str, str]:
