@@ -1,5 +1,7 @@
 """The supervisor, on real processes: start, kill, respawn, restart, lifecycle, exit codes."""
+import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -130,6 +132,39 @@ def test_a_killed_node_comes_back_where_it_is_to_and_its_segments_are_removed(su
     assert not any(lock.with_name(lock.name.removesuffix('_el')).exists() for lock in segments)
     wait_for(lambda: process.pid not in (None, first))
     assert process.exit_codes == [-signal.SIGKILL]
+
+
+def test_a_node_comes_back_though_its_log_folder_is_gone_and_the_system_has_no_process_left_at_first(
+        supervisor, monkeypatch, caplog):
+    supervisor.add([node('deaf', respawn=True)])
+    supervisor.start()
+    deaf = supervisor.processes['/deaf']
+    wait_for(logged(deaf, 'deaf'))
+    failing = [BlockingIOError(errno.EAGAIN, 'Resource temporarily unavailable')] * 2
+    popen = process.subprocess.Popen
+
+    def start(*arguments, **options):
+        if failing:
+            raise failing.pop()
+        return popen(*arguments, **options)
+    monkeypatch.setattr(process.subprocess, 'Popen', start)
+    monkeypatch.setattr(process, '_AGAIN', 0.1)
+    shutil.rmtree(deaf.log_file.parent)
+    supervisor.kill('/deaf')
+    wait_for(logged(deaf, 'deaf'))
+    wait_for(lambda: deaf.pid and not supervisor.failures())
+    assert caplog.text.count('/deaf cannot be started: [Errno 11]') == 2
+    supervisor.kill('/deaf')
+
+
+def test_a_node_that_the_system_cannot_start_is_reported(supervisor, monkeypatch):
+    def start(*arguments, **options):
+        raise BlockingIOError(errno.EAGAIN, 'Resource temporarily unavailable')
+    supervisor.add([node('plain')])
+    monkeypatch.setattr(process.subprocess, 'Popen', start)
+    supervisor.start()
+    with pytest.raises(RuntimeError, match='/plain: cannot be started: .*Resource temporarily unavailable'):
+        supervisor.wait_ready(TIMEOUT)
 
 
 def test_a_node_that_is_not_to_respawn_stays_away(supervisor):

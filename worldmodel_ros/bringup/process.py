@@ -20,6 +20,7 @@ from worldmodel_ros.paths import find_executable
 
 _log = logging.getLogger(__name__)
 
+_AGAIN = 1.0              # s, at least, between two attempts to start a process that the system could not start
 _PROGRESS_PERIOD = 30.0  # s, between two reports that something is still waited for
 
 # So that the nodes shut down cleanly however the supervisor ends. (In util-linux since 2.33; without it, the nodes outlive a
@@ -146,6 +147,7 @@ class NodeProcess:
             self._child.send_signal(number)
 
     def _popen(self, command: list[str]) -> subprocess.Popen:
+        self.log_file.parent.mkdir(parents=True, exist_ok=True)  # somebody may have tidied up
         with self.log_file.open('ab') as log:
             # In a new session, so that Ctrl-C reaches only the supervisor, which stops the nodes in order.
             return subprocess.Popen(
@@ -155,10 +157,10 @@ class NodeProcess:
     def _watch(self, spawned: threading.Event) -> None:
         # Start processes in this thread: for pdeathsig, the kernel takes the end of the starting thread for that of the parent.
         try:
-            self._child = self._popen(self._command)
+            started = self._spawn()
         finally:
             spawned.set()
-        while True:
+        while started:
             code = self._supervise_run()
             self._report(ready=False)
             self.exit_codes.append(code)
@@ -174,12 +176,24 @@ class NodeProcess:
                 self._report(ready=False, failure='refuses its configuration' if refused
                              else f'ended with exit code {code}')
                 return
-            if self._stopping.wait(self._node.respawn_delay):
-                return
-            with self._lock:
-                if self._stopping.is_set():
+            started, delay = False, self._node.respawn_delay
+            while not started:
+                if self._stopping.wait(delay):
                     return
-                self._child = self._popen(self._command)
+                with self._lock:
+                    if self._stopping.is_set():
+                        return
+                    started, delay = self._spawn(), max(delay, _AGAIN)
+
+    def _spawn(self) -> bool:
+        """Start the process; return False, and report why, if the system cannot."""
+        try:
+            self._child = self._popen(self._command)
+            return True
+        except OSError as error:  # out of processes or memory, or the log cannot be written
+            _log.error('%s cannot be started: %s', self.name, error)
+            self._report(ready=False, failure=f'cannot be started: {error}')
+            return False
 
     def _supervise_run(self) -> int:
         child = self._child
@@ -188,7 +202,12 @@ class NodeProcess:
             return child.wait()
         # A separate process rather than a client here: this one stays free of ROS, and a new participant cannot confuse the
         # services of a killed run with those of the current one.
-        client = self._popen(activation_command(self.name, self._activation_timeout))
+        try:
+            client = self._popen(activation_command(self.name, self._activation_timeout))
+        except OSError as error:
+            _log.error('%s cannot be brought to active: %s', self.name, error)
+            _kill(child)  # it is started again
+            return child.returncode
         watcher = threading.Thread(target=self._watch_activation, args=(child, client), daemon=True)
         watcher.start()
         code = child.wait()
@@ -212,7 +231,8 @@ class NodeProcess:
             self._changed.notify_all()
 
     def _log_tail(self, lines: int = 15) -> str:
-        return '\n'.join(self.log_file.read_text(errors='replace').splitlines()[-lines:])
+        text = self.log_file.read_text(errors='replace') if self.log_file.is_file() else ''
+        return '\n'.join(text.splitlines()[-lines:])
 
 
 def _kill(child: subprocess.Popen) -> None:
