@@ -122,6 +122,19 @@ def test_an_account_has_so_many_sessions_messages_and_openings(running):
     assert all('refused: rate' in each or 'refused: sessions' in each for each in refusals)
 
 
+def test_an_account_that_leaks_connections_locks_out_no_other(running, monkeypatch):
+    monkeypatch.setattr(server, '_SPARE', 1)
+    with contextlib.ExitStack() as stack:
+        wait_for(lambda: not running.gateway._clients)
+        for _ in range(3):  # it may have two sessions
+            stack.enter_context(robot(running, token=ARM))
+        with pytest.raises(InvalidStatus) as refused, robot(running, token=ARM):
+            pass
+        assert refused.value.response.status_code == 503 and b'3 connections of arm are open' in refused.value.response.body
+        with robot(running, token=BASE):
+            pass
+
+
 def test_a_flood_is_read_no_faster_than_its_account_may_send_however_many_connections_it_comes_over(running):
     with contextlib.ExitStack() as stack:
         # What they say last is not read soon: they do not wait for it.

@@ -35,6 +35,7 @@ from .sessions import Refusal, Session, Sessions
 
 _log = logging.getLogger(__name__)
 _CONNECTIONS = 256     # at most
+_SPARE = 32            # connections of an account besides one for each of its sessions, such as lost ones
 _HANDSHAKE = 10.0      # s for TLS and for the request of a connection
 _PING = 20.0           # s between two pings
 _SILENT = 60.0         # s without an answer to a ping after which the other side has gone
@@ -201,9 +202,9 @@ class Gateway:
             return _typed(connection.respond(http.HTTPStatus.OK, page.HTML), 'text/html; charset=utf-8', page.HEADERS)
         if path not in self._dialects:
             return connection.respond(http.HTTPStatus.NOT_FOUND, 'there is no such path\n')
-        if len(self._clients) >= _CONNECTIONS:
+        if refusal := self._crowded(account):
             self.refused('connections')
-            return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, f'{_CONNECTIONS} connections are open\n')
+            return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, f'{refusal}\n')
         try:
             if path != peers.PATH:  # the store does not need an engine
                 await self._answered_by(self._dialects[path])
@@ -213,6 +214,16 @@ class Gateway:
         connection.dialect = self._dialects[path]
         connection.client = Client(self, connection, account)
         return None
+
+    def _crowded(self, account: Account) -> str:
+        """Return why an account cannot have another connection; empty: it can."""
+        if len(self._clients) >= _CONNECTIONS:
+            return f'{_CONNECTIONS} connections are open'
+        own = sum(client.account.name == account.name for client in self._clients.values())
+        # One client that leaks them locks out no others. The hosts of a fleet have some for each of their servers.
+        if self._accounts is not None and not account.fleet and own >= account.sessions + _SPARE:
+            return f'{own} connections of {account.name} are open: at most {_SPARE} more than its sessions are allowed'
+        return ''
 
     def _account(self, connection: ServerConnection, request: Request) -> Account | None:
         if self._accounts is None:
