@@ -1,6 +1,7 @@
 """When a fleet starts a server more and ends one: the decision alone, and with real servers and robots."""
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,8 @@ from hypothesis import given, strategies as st
 from benchmarks.fleet_robots import Robot
 from worldmodel_ros.control.ladder import Tier
 from worldmodel_ros.engine import load
-from worldmodel_ros.serving.fleet import pools
+from worldmodel_ros import interrupts
+from worldmodel_ros.serving.fleet import pools, process
 from worldmodel_ros.serving.fleet.front import SETTINGS, Front
 from worldmodel_ros.serving.fleet.pools import LocalPool, ServerProcess
 from worldmodel_ros.serving.fleet.process import Options, scale
@@ -206,6 +208,44 @@ def test_time_that_is_there_for_a_moment_brings_nothing_back():
     for tick in range(400):
         assert not coming.decide({0: 0.0 if tick % 19 else 0.9}, 0.2, True, 0.5 * tick)
     assert not any(coming.decide({}, 0.2, True, 300.0 + tick) for tick in range(40))  # no memory anywhere
+
+
+def test_no_server_is_started_again_while_the_fleet_ends(monkeypatch, tmp_path):
+    class Slow:
+        """A pool whose servers have ended, and are started again while it is looked at."""
+
+        name, looked, closed, started = 'slow', threading.Event(), threading.Event(), []
+
+        def start(self, number, arguments, log):
+            pass
+
+        def look(self):
+            self.looked.set()
+            if self.closed.wait(1.5):  # longer than a front takes to end
+                self.started.append('after it was closed')
+            return {}
+
+        def close(self):
+            self.closed.set()
+
+    def end(front, timeout):
+        assert Slow.looked.wait(30.0)
+        raise interrupts.Interrupted
+    monkeypatch.setattr(process, 'LocalPool', Slow)
+    monkeypatch.setattr(process, '_LOOK', 0.01)
+    monkeypatch.setattr(Front, 'run', end)
+    monkeypatch.setattr(process.realtime, 'apply', lambda *what, **more: None)
+    for each in ('raise_interrupted', 'ignore'):
+        monkeypatch.setattr(interrupts, each, lambda: None)
+    before = sys.getswitchinterval()
+    try:
+        assert process.up(tmp_path / 'front.sock', Options(servers=1, page=-1)) == 0
+    finally:
+        sys.setswitchinterval(before)
+    for thread in threading.enumerate():
+        if thread.name == 'pool':
+            thread.join(30.0)
+    assert Slow.started == []
 
 
 def left_running(monkeypatch, *options):

@@ -100,6 +100,7 @@ def up(socket: Path, options: Options) -> int:
     pool: Pool | None = None
     front: Front | None = None
     page: Dashboard | None = None
+    looking: threading.Thread | None = None
     over, refused = threading.Event(), threading.Event()
     try:
         scaling = options.scaling()
@@ -138,6 +139,8 @@ def up(socket: Path, options: Options) -> int:
     finally:
         interrupts.ignore()
         over.set()
+        if looking:
+            looking.join()  # it could start a server again that is being ended
         for part in (page, front, pool):
             if part:
                 part.close()
