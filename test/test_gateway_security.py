@@ -225,6 +225,27 @@ def test_the_audit_log_names_who_did_what_and_no_token(running, audit_file):
     assert os.stat(audit_file).st_mode & 0o077 == 0
 
 
+def test_an_audit_log_on_a_full_disk_is_told_once_and_goes_on_when_there_is_room(tmp_path, monkeypatch, caplog):
+    room = iter([3, None, None, 10_000, 10_000, 10_000])  # bytes that each write finds room for; None: it fails
+    written = os.write
+
+    def write(descriptor, data):
+        size = next(room) if descriptor == log._file._descriptor else len(data)
+        if size is None:
+            raise OSError(28, 'No space left on device')
+        return written(descriptor, data[:size])
+    log = AuditLog(tmp_path / 'audit')
+    monkeypatch.setattr('worldmodel_ros.serving.gateway.security.os.write', write)
+    for number in range(5):
+        log('connected', number=number)
+    log.close()
+    torn, *lines = (tmp_path / 'audit').read_text().splitlines()
+    assert torn == '{"t' and [json.loads(line)['number'] for line in lines] == [3, 4]
+    told = [record.getMessage() for record in caplog.records if 'audit' in record.getMessage()]
+    assert [each.partition(str(tmp_path / 'audit'))[2] for each in told] == [
+        ' cannot be written: No space left on device', ' is written again: 3 lines are lost']
+
+
 def test_connections_that_come_too_fast_are_dropped_before_a_byte_is_read(tmp_path):
     with gateway(tmp_path, connects=2.0) as running:
         with robot(running) as connection:

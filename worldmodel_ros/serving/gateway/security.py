@@ -1,10 +1,12 @@
 """TLS, the connection limits before it, and the audit log."""
 from __future__ import annotations
 
+import errno
 import ipaddress
 import json
 import logging
 import logging.handlers
+import os
 import queue
 import socket
 import ssl
@@ -15,6 +17,7 @@ from typing import Any
 
 from worldmodel_ros.serving.service.quotas import TokenBuckets
 
+_log = logging.getLogger(__name__)
 _RESET = struct.pack('ii', 1, 0)  # SO_LINGER: refused connections are reset and leave no state
 _AT_ONCE = 64                     # connections dropped in a row before the event loop goes on
 _SAVED = 2.0                      # s of connects allowed in one burst
@@ -77,6 +80,39 @@ def _neighbourhood(address: str) -> str:
     return str(ipaddress.ip_network((address.partition('%')[0], 64), strict=False))
 
 
+class _AuditFile(logging.Handler):
+    """Appends lines to a file. A disk that is full is told once, not for each line, and costs these lines alone."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path, self._lost, self._torn = path, 0, False  # lines; whether the file ends within one
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line."""
+        line = f'{record.getMessage()}\n'.encode()
+        try:
+            if self._torn:
+                os.write(self._descriptor, b'\n')
+                self._torn = False
+            self._torn = os.write(self._descriptor, line) < len(line)
+            if self._torn:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            if not self._lost:
+                _log.error('the audit log %s cannot be written: %s', self._path, error.strerror)
+            self._lost += 1
+            return
+        if self._lost:
+            _log.warning('the audit log %s is written again: %d lines are lost', self._path, self._lost)
+            self._lost = 0
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
+        super().close()
+
+
 class AuditLog:
     """
     Logs who connected, was refused, began and ended a session: one JSON object per line, without tokens and payloads.
@@ -89,9 +125,8 @@ class AuditLog:
         self._listener = None
         if path is None:
             return
-        path.touch(mode=0o600)
         self._queue: queue.Queue = queue.Queue(_LOG_QUEUE)
-        self._file = logging.FileHandler(path)
+        self._file = _AuditFile(path)
         self._listener = logging.handlers.QueueListener(self._queue, self._file)
         self._listener.start()
 
