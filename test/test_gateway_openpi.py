@@ -9,7 +9,7 @@ from fake_service import PLAN, FakeService, wait_for
 from gateway_rig import TIMEOUT, client, gateway, heard, infer, robot, say
 from websockets.exceptions import ConnectionClosed, ConnectionClosedError, InvalidStatus
 
-from worldmodel_ros.serving.gateway.contract import Contract
+from worldmodel_ros.serving.gateway.contract import Contract, ContractError
 from worldmodel_ros.serving.gateway.msgpack import encode
 from worldmodel_ros.serving.gateway.server import Limits
 
@@ -258,11 +258,14 @@ def test_a_measured_state_is_the_executed_action_where_the_contract_says_so(tmp_
 @pytest.mark.parametrize('text, reason', [
     ('', 'is no contract'), ('openpi: 3', 'is no contract'), ('openpi: {imge: x}', 'unknown imge'),
     ('openpi: {image: 3}', 'keys are texts'), ('openpi: {deadline_ms: 0}', 'deadline_ms is above 0'),
+    ('openpi: {deadline_ms: soon}', 'deadline_ms is above 0'), ('openpi: {deadline_ms: "500"}', 'deadline_ms is above 0'),
+    ('openpi: {executed: [x]}', 'columns are 0 or more'), ('openpi: {executed: [1.7]}', 'columns are 0 or more'),
+    ('openpi: {mount: [x]}', 'is no contract: could not convert'), ('openpi: {goals: {red: ball}}', 'has a list of words'),
     ('a: [', 'is no contract')])
 def test_a_contract_that_makes_no_sense_is_refused(tmp_path, text, reason):
     file = tmp_path / 'contract.yaml'
     file.write_text(text)
-    with pytest.raises(ValueError, match=reason):
+    with pytest.raises(ContractError, match=reason):
         Contract.read(file)
 
 

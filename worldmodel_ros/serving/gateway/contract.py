@@ -53,18 +53,26 @@ class Contract:
             unknown = set(given) - {each.name for each in fields(cls)}
             if unknown:
                 raise ContractError(f'{path}: unknown {", ".join(sorted(map(str, unknown)))}')
-            goals = {str(goal): tuple(map(str, words)) for goal, words in (given.pop('goals', None) or {}).items()}
-            executed = tuple(map(int, given.pop('executed', None) or ()))
+            words, columns = given.pop('goals', None) or {}, given.pop('executed', None) or []
+            # A text would be taken for a list of its letters.
+            if not all(isinstance(each, list) for each in (columns, *words.values())):
+                raise ContractError(f'{path}: goals has a list of words for each goal, and executed is a list of columns')
+            goals = {str(goal): tuple(map(str, each)) for goal, each in words.items()}
+            executed = tuple(columns)
             mount = tuple(map(float, given.pop('mount', cls.mount)))
             if len(mount) != 6 or not all(map(math.isfinite, mount)):
                 raise ContractError(f'{path}: mount is x, y, z, roll, pitch, yaw, six numbers')
             made = cls(goals=goals, executed=executed, mount=mount, **given)
             keys_are_texts = all(isinstance(key, str) for key in (made.image, made.state, made.goal))
-            if not keys_are_texts or min(executed, default=0) < 0 or not 0 < float(made.deadline_ms) <= 60_000:
+            columns_are_whole = all(type(column) is int and column >= 0 for column in executed)
+            if not keys_are_texts or not columns_are_whole or type(made.deadline_ms) not in (int, float) \
+                    or not 0 < made.deadline_ms <= 60_000:
                 raise ContractError(f'{path}: keys are texts, columns are 0 or more, deadline_ms is above 0 and at most a '
                                     'minute')
             return made
-        except (OSError, yaml.YAMLError, TypeError, KeyError, AttributeError, UnicodeDecodeError) as error:
+        except ContractError:
+            raise
+        except (OSError, yaml.YAMLError, TypeError, KeyError, AttributeError, ValueError) as error:
             raise ContractError(f'{path} is no contract: {error}') from error
 
     def check(self, spec: Preset) -> None:
