@@ -169,7 +169,10 @@ def test_the_example_in_a_question_about_a_car_is_an_answer_once_its_wheelbase_i
     ('actions: {linear.x: 3, angular.z: x}', ('linear.x', 'field:')),
     ('actions: {linear.x: {field: x, scale: y}, angular.z: x}', ('linear.x', 'scale')),
     ('actions: {linear.x: "a b", angular.z: x}', ("'a b'", 'data[0]')),
-    ('actions: {linear.x: x, angular.z: {speed: x, steering: y, wheelbase: 0}}', ('wheelbase', 'axles'))])
+    ('actions: {linear.x: x, angular.z: {speed: x, steering: y, wheelbase: 0}}', ('wheelbase', 'axles')),
+    ('actions: {linear.x: x, angular.z: {speed: x, steering: y, wheelbase: .inf}}', ('wheelbase', 'axles')),
+    ('actions: {linear.x: {field: x, scale: .nan}, angular.z: y}', ('linear.x', 'finite')),
+    ('actions: {linear.x: {field: x, factor: 0.5}, angular.z: y}', ('linear.x', 'write {field', 'factor'))])
 def test_a_file_that_is_wrong_is_refused_with_what_to_write(drive, tmp_path, text, words):
     bag = write_bag(tmp_path / 'bag', drive)
     with pytest.raises(BagError) as refusal:

@@ -28,6 +28,8 @@ class Field:
         if not all(_STEP.match(step) for step in self.path.split('.')):
             raise BagError(f'{self.path!r} is not the path of a field: write it as twist.linear.x, data[0] or '
                            'velocity[joint]')
+        if not (math.isfinite(self.scale) and math.isfinite(self.offset)):
+            raise BagError(f'{self.path}: scale is {self.scale} and offset {self.offset}: give finite numbers')
 
     def read(self, message: Any) -> float:
         """Return the number in a message. Raises MessageError if it is missing."""
@@ -70,7 +72,7 @@ class YawRate:
     wheelbase: float   # m
 
     def __post_init__(self) -> None:
-        if not self.wheelbase > 0.0:
+        if not 0.0 < self.wheelbase < math.inf:
             raise BagError(f'the wheelbase is {self.wheelbase} m: give the distance between the axles')
 
     def read(self, message: Any) -> float:

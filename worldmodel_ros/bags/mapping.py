@@ -22,6 +22,7 @@ _TOPICS = {'image_topic': 'image_topic', 'camera_info_topic': 'info_topic', 'act
            'goal_topic': 'goal_topic', 'odometry_topic': 'odometry_topic',
            'task_topic': 'task_topic'}  # keys of a file -> fields of Mapping
 _KEYS = {*_TOPICS, 'image_stamps', 'actions', 'executed_timeout_s', 'notes'}
+_FIELD, _STEERED = {'field', 'scale', 'offset'}, {'speed', 'steering', 'wheelbase'}  # keys of an action
 STAMPS = ('header', 'log')
 
 
@@ -97,7 +98,7 @@ def read_config(path: Path, action_names: tuple[str, ...]) -> dict[str, Any]:
     if 'actions' in config:
         result['actions'] = _actions(config['actions'], action_names, path)
     notes = config.get('notes', [])
-    result['notes'] = tuple(map(str, [notes] if isinstance(notes, str) else notes))
+    result['notes'] = tuple(map(str, notes if isinstance(notes, list) else [notes]))
     return result
 
 
@@ -125,6 +126,8 @@ def _action(config: Any, where: str) -> Field | YawRate:
     try:
         if isinstance(config, str):
             return Field(config)
+        if set(config) - (_STEERED if 'wheelbase' in config else _FIELD):
+            raise ValueError('a key that is not known')
         if 'wheelbase' in config:
             speed, steering = (_action(config[key], f'{where}: {key}') for key in ('speed', 'steering'))
             return YawRate(speed, steering, float(config['wheelbase']))
