@@ -300,6 +300,11 @@ def test_without_page_locked_memory_it_is_ordinary_memory():
         assert memory.nbytes == 0 and len(memory(5)) == 5
 
 
+def test_a_url_of_no_object_store_is_refused_in_one_line():
+    with pytest.raises(StoreError, match=r'^s4://x is no object store such as s3://bucket/folder: [^\n]+$'):
+        ObjectStore('s4://x')
+
+
 def test_reading_is_predicted_from_what_was_measured_and_not_before(tmp_path):
     now = 0.0
     store = MeasuredStore(FileStore(tmp_path), lambda: now)

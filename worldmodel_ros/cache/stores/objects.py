@@ -23,7 +23,8 @@ class ObjectStore:
         try:
             self._store = from_url(url, **options)
         except (obstore.exceptions.BaseError, ValueError, TypeError) as error:
-            raise StoreError(f'{url} is no object store: {error}') from error
+            reason = str(error).partition('\n')[0]  # what follows is the library's own state
+            raise StoreError(f'{url} is no object store such as s3://bucket/folder: {reason}') from error
         self._threads = Threads('objects', threads)
 
     def put(self, items: Sequence[tuple[str, Sequence[Blob]]], create: bool = False) -> Promise[None]:

@@ -60,7 +60,12 @@ class Options:
     def __post_init__(self) -> None:
         """Raise ValueError for invalid values."""
         Quotas(self.ticks or 0.0, self.questions, self.shortest_due)
-        Settings(share=self.share)
+        if self.sessions < 1:
+            raise ValueError(f'sessions is {self.sessions}: it must be 1 or more')
+        if not 0.0 <= self.share <= 1.0:
+            raise ValueError(f'share is {self.share}: it must be a part of the time, 0 (equal parts) to 1')
+        if not 0.0 <= self.store_memory_mb < math.inf:
+            raise ValueError(f'store_memory_mb is {self.store_memory_mb}: it must be a size in MB, 0 (none) or more')
         if not 0 <= self.resident or (self.resident and not self.store):
             raise ValueError(f'resident is {self.resident}: 0 (all sessions have pages), or how many have; the others are in '
                              f'the store, so that a store must be given: --store')
