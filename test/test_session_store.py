@@ -1,4 +1,5 @@
 """Sessions in stores: what is stored of them, what comes back, and that nothing damaged does."""
+import contextlib
 import gc
 import os
 import signal
@@ -151,6 +152,32 @@ def test_what_no_manifest_names_any_more_is_deleted_but_with_history(engine, sto
     assert store.list('robot').result() == []
     with pytest.raises(NotStored, match='robot is not in the store'):
         resumed(engine, store)
+
+
+class Losing(FileStore):
+    """A store whose answer to a put is lost: before or after it has done it, or after another claimant was faster."""
+
+    lost = ''
+
+    def put(self, items, create=False):
+        if create and self.lost:
+            if self.lost == 'another':
+                super().put([(key, (b'{"owner": "b"}',)) for key, _ in items], create=True).result()
+            elif self.lost == 'after':
+                super().put(items, create=True).result()
+            raise StoreError('the connection was lost')
+        return super().put(items, create)
+
+
+@pytest.mark.parametrize('lost, error, owner', [
+    ('before', 'connection was lost', (0, '')), ('after', '', (1, 'a')), ('another', 'is there already', (1, 'b'))])
+def test_a_claim_whose_answer_is_lost_is_known_all_the_same(tmp_path, lost, error, owner):
+    store = Losing(tmp_path, durable=False)
+    store.lost = lost
+    with pytest.raises(StoreError, match=error) if error else contextlib.nullcontext():
+        claim(store, 'robot', 1, 'a')
+    assert owner_of(store, 'robot') == owner
+    store.close()
 
 
 @pytest.mark.parametrize('damaged', [b'', b'[]', b'{}', b'\xff'])

@@ -489,8 +489,19 @@ def claim(store: SlabStore, session: str, generation: int, owner: str) -> None:
     newest, other = owner_of(store, session)
     if newest > generation:
         raise Fenced(f'session {session} is at generation {newest}, owned by {other}')
-    store.put([(_claim(session, generation), (json.dumps({'owner': owner, 'by': uuid.uuid4().hex}).encode(),))],
-              create=True).result()
+    key, said = _claim(session, generation), json.dumps({'owner': owner, 'by': uuid.uuid4().hex}).encode()
+    try:
+        store.put([(key, (said,))], create=True).result()
+    except AlreadyStored:
+        raise
+    except StoreError as error:
+        # It may have been made, and its answer was lost: not to know it would fence this owner out of its own session.
+        try:
+            blob, = store.get([key]).result()
+        except StoreError:
+            raise error from None
+        if bytes(blob) != said:
+            raise AlreadyStored(f'{key} is there already') from None
 
 
 def owner_of(store: SlabStore, session: str) -> tuple[int, str]:
