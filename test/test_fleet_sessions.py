@@ -113,6 +113,19 @@ def test_a_session_moves_between_two_ticks_and_its_next_chunk_is_the_same_bit_fo
     robot.close()
 
 
+def test_a_robot_whose_former_connection_is_not_known_to_be_lost_can_be_moved(fleet, engine):
+    robot = Robot(11, fleet[0].path, engine)
+    drive(robot, 2)
+    former, robot.link = robot.link, None  # as over a network that is gone
+    robot.connect(fleet[0].path)
+    drive(robot, 1)
+    ask_move(fleet[0].path, robot.session, fleet[1].path, patience=60.0)
+    drive(robot, 1)
+    assert robot.server == fleet[1].path
+    robot.close()
+    former.connection.close()
+
+
 def test_a_tick_that_comes_while_the_session_moves_is_answered_by_the_other_server(fleet, engine):
     robot = Robot(4, fleet[0].path, engine)
     drive(robot, 2)

@@ -188,8 +188,8 @@ class Server:
     def _open(self, connection: Connection, peer: _Peer, hello: messages.Hello) -> None:
         linger = min(max(0.0, hello.linger), _LONGEST_LINGER) if hello.session else 0.0  # NaN counts as 0
         before = next((each for each, other in self._peers.items() if hello.session and other.robot is not None
-                       and other.robot.linger and other.robot.session == hello.session), None)
-        if before is not None:  # its loss was not noticed yet
+                       and (other.robot.linger or self._keeper) and other.robot.session == hello.session), None)
+        if before is not None:  # its loss was not noticed yet; it waits for this one, or is stored
             self._drop(before, 'its session goes on over a newer connection', waits=True)
         robot, _ = self._parked.pop(hello.session, (None, 0.0))
         # Assigned before it is opened: if the connection is lost during the welcome, the robot is closed with it.
