@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.fleet_robots import Robot as FleetRobot, ServerProcess
 from worldmodel_ros.cache.stores.host import HostStore
+from worldmodel_ros.cache.stores.protocol import StoreError
 from worldmodel_ros.engine import load
 from worldmodel_ros.engine.what_if import Branch, Question
 from worldmodel_ros.serving.fleet.keeper import Keeper, KeeperSettings
@@ -366,6 +367,22 @@ def test_work_with_a_session_that_ends_does_not_stop_the_others(blocked):
     with residency.here('ended', 1.0):
         threading.Thread(target=lambda: (residency.status(), done.set()), daemon=True).start()
         assert done.wait(5.0)
+
+
+def test_a_session_that_cannot_be_stored_is_not_copied_and_hashed_again_and_again():
+    class Full:
+        tried = 0
+
+        def leave(self, session):
+            self.tried += 1
+            raise StoreError('No space left on device')
+    transfers = Full()
+    residency = Residency(1, transfers, lambda *_: None, lambda *_: None)
+    residency.add('one')
+    with pytest.raises(ServiceFull, match='none could leave'), residency.opening(0.5):
+        pass
+    residency.close()
+    assert transfers.tried == 1
 
 
 def test_robots_of_a_server_process_with_pages_for_two_go_on_bit_for_bit(served, tmp_path):

@@ -29,6 +29,7 @@ _LEAD = 1.5        # times the high quantile of that time,
 _MARGIN = 0.02     # plus s, ahead of a tick
 _FLYING = 1.0      # s after which an unanswered tick is not waited for
 _AGAIN = 0.02      # s until a session that was busy may be asked again to leave
+_FAILED = 1.0      # s until one that could not be stored may be: copying and hashing it takes time from the ticks
 _QUANTILE = 0.99
 
 
@@ -297,17 +298,18 @@ class Residency:
         self._executor.submit(work, record)
 
     def _leave(self, record: _Record) -> None:
-        left = False
+        left, again = False, _AGAIN
         try:
             left = self._transfers.leave(record.session)
         except Exception as error:  # it stays
+            again = _FAILED
             _log.warning('a session that was to leave its pages stays: %s', error)
         with self._changed:
             now = time.monotonic()
             self._counts['left' if left else 'busy'] += 1
             if left:
                 self._left.append(now - record.begun)
-            record.place, record.not_before = (Place.AWAY if left else Place.HERE), now + _AGAIN
+            record.place, record.not_before = (Place.AWAY if left else Place.HERE), now + again
             self._deliver(record)
 
     def _come(self, record: _Record) -> None:
