@@ -82,6 +82,17 @@ def test_latency_and_gains_are_those_of_the_simulator(seed, delay):
     assert found.refused['turn_seen'] == 'no images were recorded' == found.refused['camera_pitch_deg']
 
 
+@pytest.mark.parametrize('gap', [1, 25])
+def test_a_recording_tells_the_rest_where_the_robot_was_put_elsewhere(gap):
+    _, signals = simulated(1_000_004, 0.08)
+    middle = len(signals.pose_times) // 2
+    elsewhere = np.concatenate([signals.poses[:middle], signals.poses[middle:] + (2.0, -1.0, 0.0)])
+    found = calibrate(Signals(signals.command_times, signals.commands, np.delete(signals.pose_times, slice(middle, middle + gap)),
+                              np.delete(elsewhere, slice(middle, middle + gap), 0)))
+    assert found.responses['speed'].latency.value == pytest.approx(0.08, abs=0.020)
+    assert found.responses['turn'].latency.value == pytest.approx(0.08, abs=0.020)
+
+
 @pytest.mark.slow
 def test_images_tell_slip_and_pitch_of_the_simulator():
     world, signals = simulated(1_000_009, 0.05, with_images=True)

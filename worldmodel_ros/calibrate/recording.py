@@ -22,6 +22,8 @@ from .response import CannotTell, Estimate, Response, fit, increments
 
 NS = 1_000_000_000
 _OTHER_CLOCK = 1.0       # s, from stamp to receipt, from which on a stamp is of another clock
+_FASTEST = 5.0           # m/s, beyond which a change of pose is no motion
+_GAP = 5.0               # typical times between two readings, after which what happened between them is not known
 _MOST_IMAGES = 1500      # to keep; of a longer recording, the first ones
 _ODOMETRY = 'nav_msgs/msg/Odometry'
 AXES = ('speed', 'turn')
@@ -97,7 +99,11 @@ def calibrate(signals: Signals) -> Calibration:
 def _by_odometry(signals: Signals, axis: int, what: str) -> Response:
     if len(signals.poses) < 2:
         raise CannotTell('no odometry was recorded: record nav_msgs/Odometry')
-    return fit(signals.command_times, signals.commands[:, axis], signals.pose_times, increments(signals.poses)[axis], what)
+    moved, steps = np.array(increments(signals.poses)), np.diff(signals.pose_times)
+    # Of a robot that was put elsewhere, or whose odometry began again, the rest of a recording still tells.
+    jumped = np.linalg.norm(np.diff(signals.poses[:, :2], axis=0), axis=1) > _FASTEST * steps
+    moved[:, jumped | (steps > _GAP * np.median(steps))] = np.nan
+    return fit(signals.command_times, signals.commands[:, axis], signals.pose_times, moved[axis], what)
 
 
 def _by_images(signals: Signals) -> Response:

@@ -60,12 +60,12 @@ def fit(command_times: np.ndarray, commands: np.ndarray, times: np.ndarray, incr
     Fit how increments follow commands.
 
     ``commands`` (N,) hold from their ``command_times`` (N,) [s], rising, each to the next one. ``times`` (M + 1,) [s], rising,
-    are those of readings, ``increments`` (M,) the motion between them: m for m/s, rad for rad/s. ``what``: the command's name
-    in messages. Raises CannotTell.
+    are those of readings, ``increments`` (M,) the motion between them: m for m/s, rad for rad/s; a NaN is left out.
+    ``what``: the command's name in messages. Raises CannotTell.
     """
     _require_changes(commands, what)
     start, end = times[0] - DEAD_TIMES[-1] - 1.0, times[-1]
-    inside = (command_times[:1] <= times[:-1]) & (times[:-1] <= command_times[-1] + 2.0)
+    inside = (command_times[:1] <= times[:-1]) & (times[:-1] <= command_times[-1] + 2.0) & np.isfinite(increments)
     if inside.sum() < 20:
         raise CannotTell(f'odometry and {what} hardly overlap: record both at the same time, with one clock')
     grid = np.arange(start, end + GRID, GRID)
