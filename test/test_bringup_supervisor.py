@@ -295,15 +295,23 @@ def test_the_package_s_own_executables_are_installed():
 
 def test_the_environment_completes_but_never_overrules_the_user_s(monkeypatch):
     monkeypatch.setenv('ROS_HOME', '/users/own')
+    monkeypatch.delenv('ROS_LOG_DIR')
     monkeypatch.setenv('ROS_DOMAIN_ID', '7')
     monkeypatch.delenv('AMENT_PREFIX_PATH')
     monkeypatch.delenv('ROS_AUTOMATIC_DISCOVERY_RANGE', raising=False)
     environment = node_environment({'PROFILES': 'ours.xml'}, 42, '/ours', this_machine_only=True)
-    assert environment['ROS_HOME'] == '/users/own'
+    assert environment['ROS_HOME'] == '/users/own' and 'ROS_LOG_DIR' not in environment
     assert environment['ROS_DOMAIN_ID'] == '42'
     assert environment['AMENT_PREFIX_PATH'] == sys.prefix
     assert environment['ROS_AUTOMATIC_DISCOVERY_RANGE'] == 'LOCALHOST'
     assert environment['PROFILES'] == 'ours.xml'
+
+
+def test_logs_are_kept_here_and_saved_sessions_where_they_are_without_a_supervisor(monkeypatch):
+    monkeypatch.delenv('ROS_HOME')
+    monkeypatch.delenv('ROS_LOG_DIR')
+    environment = node_environment({}, 42, '/ours', this_machine_only=True)
+    assert environment['ROS_LOG_DIR'] == '/ours' and 'ROS_HOME' not in environment
 
 
 def test_a_real_robot_stays_in_the_network_that_the_user_has_chosen(monkeypatch):

@@ -38,14 +38,14 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def node_environment(description: Mapping[str, str], domain_id: int, ros_home: str, *,
+def node_environment(description: Mapping[str, str], domain_id: int, log_directory: str, *,
                      this_machine_only: bool) -> dict[str, str]:
     """
     Return the environment for the nodes: this process's own, with defaults for unset variables.
 
     :param description: variables that apply unless the user has set them.
     :param domain_id: the nodes' ROS_DOMAIN_ID, which overrides an inherited one.
-    :param ros_home: where ROS writes its logs, unless ROS_HOME is set.
+    :param log_directory: where ROS writes its logs, unless ROS_HOME or ROS_LOG_DIR is set.
     :param this_machine_only: limit discovery to this machine, unless ROS_AUTOMATIC_DISCOVERY_RANGE is set. For simulation and
         replay, which must not drive a real robot nearby; a real robot's camera may well be on another machine.
     """
@@ -54,7 +54,8 @@ def node_environment(description: Mapping[str, str], domain_id: int, ros_home: s
         **description,
         # The wheels do not set it, and ROS finds none of its packages without it.
         'AMENT_PREFIX_PATH': sys.prefix,
-        'ROS_HOME': ros_home,
+        # Not ROS_HOME, which also has the saved sessions.
+        **({} if os.environ.get('ROS_HOME') else {'ROS_LOG_DIR': log_directory}),
         **({DISCOVERY_RANGE: 'LOCALHOST'} if this_machine_only else {}),
         # Otherwise the last output of a crashed process stays in its buffer.
         'PYTHONUNBUFFERED': '1',
