@@ -97,6 +97,16 @@ def test_of_several_cameras_the_one_that_the_node_listens_to_is_taken(drive, tmp
     assert mapping_of(bag).image_topic == '/camera/image_raw/compressed'
 
 
+@pytest.mark.parametrize(('namespace', 'image'), [('', '/front/image_raw'), ('/replay', '/replay/camera/image_raw')])
+def test_what_the_world_model_node_shows_is_no_camera(drive, tmp_path, namespace, image):
+    extra = [camera(drive, f'{namespace}/predicted_image/compressed'), camera(drive, f'{namespace}/goal_image', 'rgb8')]
+    bag = write_bag(tmp_path / 'bag', drive, image_topic=image, action_topic=f'{namespace}/cmd_vel',
+                    goal_topic=f'{namespace}/goal', extra=extra)
+    mapping = mapping_of(bag)
+    assert mapping.image_topic.removesuffix('/compressed') == image
+    assert (mapping.action_topic, mapping.goal_topic) == (f'{namespace}/cmd_vel', f'{namespace}/goal')
+
+
 def test_of_one_camera_recorded_twice_the_raw_pictures_are_taken(drive, tmp_path):
     bag = write_bag(tmp_path / 'bag', drive, image_topic='/front', extra=[camera(drive, '/front', 'rgb8')])
     assert mapping_of(bag).image_topic == '/front'

@@ -14,6 +14,7 @@ from .source import Bag, Topic
 # The topics of the world model node, unless remapped.
 _IMAGE, _ACTION, _GOAL, _WHEELS, _TASK = '/camera/image_raw', '/cmd_vel', '/goal', '/odom', '/task'
 _COMPRESSED = '/compressed'
+_NO_CAMERA = ('/predicted_image/compressed', '/goal_image')  # of the world model node
 _IMAGES = ('sensor_msgs/msg/Image', 'sensor_msgs/msg/CompressedImage')
 _DEPTH = ('16UC1', '32FC1', 'mono16')
 # Message type -> prefix of the fields of a Twist.
@@ -23,7 +24,7 @@ _STEERED = {'ackermann_msgs/msg/AckermannDriveStamped': 'drive.', 'ackermann_msg
 _UNNAMED = {'std_msgs/msg/Float64MultiArray': 'data[0]', 'sensor_msgs/msg/JointState': 'velocity[JOINT]'}
 _STRING, _TASK_TYPE = 'std_msgs/msg/String', 'worldmodel_ros/msg/Task'
 _INFO = 'sensor_msgs/msg/CameraInfo'
-# Topics that are used if they have the name and type that the node subscribes to.
+# Topics that are used if they have the name and type that the node subscribes to, in the namespace of the images.
 _PLAIN = {'goal_topic': (_GOAL, _STRING), 'odometry_topic': (_WHEELS, next(iter(_ODOMETRY))), 'task_topic': (_TASK, _TASK_TYPE)}
 
 
@@ -50,11 +51,13 @@ def find_mapping(bag: Bag, preset: Preset, config: Path | None = None) -> Mappin
     if 'info_topic' not in given:
         topic = bag.topics.get(info_topic(given['image_topic']))
         given['info_topic'] = topic.name if topic and topic.type == _INFO else None
+    image = given['image_topic'].removesuffix(_COMPRESSED)
+    namespace = image.removesuffix(_IMAGE) if image.endswith(_IMAGE) else ''
     for key, (name, kind) in _PLAIN.items():
         _check(bag, key, given.get(key), (kind,))
         if key not in given:
-            topic = bag.topics.get(name)
-            given[key] = name if topic and topic.type == kind else None
+            topic = bag.topics.get(namespace + name)
+            given[key] = topic.name if topic and topic.type == kind else None
     if given['action_topic'] is None:
         given['actions'] = ()
     elif 'actions' not in given:
@@ -63,7 +66,7 @@ def find_mapping(bag: Bag, preset: Preset, config: Path | None = None) -> Mappin
 
 
 def _image_topic(bag: Bag) -> str:
-    cameras = {t.name: t for t in bag.topics.values() if t.type in _IMAGES and t.count}
+    cameras = {t.name: t for t in bag.topics.values() if t.type in _IMAGES and t.count and not t.name.endswith(_NO_CAMERA)}
     if not cameras:
         raise BagError(f'{bag.path} has no images (sensor_msgs/Image or CompressedImage); its topics are {_list(bag)}. '
                        'Record the camera too')
