@@ -87,8 +87,9 @@ def test_a_recording_tells_the_rest_where_the_robot_was_put_elsewhere(gap):
     _, signals = simulated(1_000_004, 0.08)
     middle = len(signals.pose_times) // 2
     elsewhere = np.concatenate([signals.poses[:middle], signals.poses[middle:] + (2.0, -1.0, 0.0)])
-    found = calibrate(Signals(signals.command_times, signals.commands, np.delete(signals.pose_times, slice(middle, middle + gap)),
-                              np.delete(elsewhere, slice(middle, middle + gap), 0)))
+    lost = slice(middle, middle + gap)
+    found = calibrate(Signals(signals.command_times, signals.commands, np.delete(signals.pose_times, lost),
+                              np.delete(elsewhere, lost, 0)))
     assert found.responses['speed'].latency.value == pytest.approx(0.08, abs=0.020)
     assert found.responses['turn'].latency.value == pytest.approx(0.08, abs=0.020)
 

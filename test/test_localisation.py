@@ -96,26 +96,54 @@ def test_another_frame_keeps_all_that_is_known(pose):
     np.testing.assert_allclose(two.pose[:2], expected, atol=1e-3)
 
 
-def test_an_odometry_that_begins_again_begins_another_frame():
+@pytest.mark.parametrize('before', [(4.0, 4.0, 1.0), (0.1, 0.0, 2.5)])
+def test_an_odometry_that_begins_again_moves_neither_the_robot_nor_its_frame(before):
     localiser = Localiser([0, 1, 2, 3])
-    localiser.moved(np.array([4.0, 4.0, 1.0]))
+    localiser.moved(np.array(before))
     localiser.saw(*NOTHING)
     localiser.moved(np.zeros(3))
-    np.testing.assert_allclose(localiser.pose, np.zeros(3))
+    np.testing.assert_allclose(localiser.pose, before)
+    localiser.moved(np.array([0.1, 0.0, 0.0]))
+    x, y, yaw = before
+    np.testing.assert_allclose(localiser.pose, (x + 0.1 * math.cos(yaw), y + 0.1 * math.sin(yaw), yaw))
+
+
+class Room:
+    """Tells what there is from a true pose; no thing that moves."""
+
+    times, true = np.array([0.0, 0.8, 1.6]), np.zeros(3)
+
+    def observe(self, image, executed, measured, passes):
+        presence, places, walls = seen_from(self.true)
+        count = len(SLOTS) - len(presence)
+        places = np.concatenate([places, np.zeros((count, 2))])
+        return np.concatenate([presence, np.zeros(count)]), np.tile(places, (3, 1, 1)), walls
+
+
+def test_a_place_and_what_is_behind_the_robot_stay_where_they_are_when_the_odometry_begins_again():
+    room, image, still = Room(), np.zeros((64, 64, 3), np.uint8), np.zeros(2)
+    pilot = Pilot(room, clock=lambda: 0.0)
+    terms = to_place((1.0, 0.0)).terms
+
+    def look(true, odometry):
+        room.true = np.array(true)
+        pilot.odometry.measured(np.array(odometry), still)
+        pilot.observe(image, still, 1)
+        pilot.decide(terms, [(PERIOD, still)], still)
+
+    for k in range(16):  # looks round, then stands with its back to the first two things
+        look((0.0, 0.0, k * math.pi / 15), (1.6, 0.0, k * math.pi / 15))
+    terms = to_place((2.6, 0.0)).terms
+    look((0.0, 0.0, math.pi), (1.6, 0.0, math.pi))
+    behind = {name: to_base(pilot.view.things[name].path[:1], pilot.view.pose) for name in ('red', 'green')}
+    for _ in range(5):
+        look((0.0, 0.0, math.pi), (0.0, 0.0, 0.0))
+    for name, place in behind.items():
+        np.testing.assert_allclose(to_base(pilot.view.things[name].path[:1], pilot.view.pose), place, atol=0.05)
+    np.testing.assert_allclose(to_base(np.array([terms[0].place]), pilot.view.pose), [[-1.0, 0.0]], atol=0.05)
 
 
 def test_a_place_is_one_of_the_odometry_as_it_is_when_the_task_is_given():
-    class Room:
-        """Tells what there is from a true pose; no thing that moves."""
-
-        times, true = np.array([0.0, 0.8, 1.6]), np.zeros(3)
-
-        def observe(self, image, executed, measured, passes):
-            presence, places, walls = seen_from(self.true)
-            count = len(SLOTS) - len(presence)
-            places = np.concatenate([places, np.zeros((count, 2))])
-            return np.concatenate([presence, np.zeros(count)]), np.tile(places, (3, 1, 1)), walls
-
     room, image, still = Room(), np.zeros((64, 64, 3), np.uint8), np.zeros(2)
     pilot = Pilot(room, clock=lambda: 0.0)
     odometry = np.zeros((1, 3))

@@ -28,12 +28,14 @@ BEARING = math.radians(1.5)
 _RANGE = (0.05, 0.06)                 # m, and for each m
 _IN_VIEW, _NEAR, _FAR = math.radians(38.0), 0.45, 3.5
 _GATE = 3.0                           # standard deviations beyond which a measurement is rejected
-_JUMP = 1.0                           # m between two frames: the odometry was reset
+_JUMP = 1.0, math.radians(120.0)      # m or rad between two frames, beyond which the odometry was reset
+_UNMEASURED = (0.05, 0.05, 0.1)       # m, m, rad: standard deviation of the motion in that time
 _MOVED = 10                           # rejected measurements in a row, after which a thing has been moved
 
 
 class Localiser:
-    """The robot's pose in the frame in which its odometry started, or that ``start_at`` has set. Not thread-safe.
+    """The robot's pose in the frame in which its odometry started, or that ``start_at`` has set. That frame stays if the
+    odometry is reset. Not thread-safe.
 
     ``slots``: indices of the forecast slots whose things do not move. ``pose`` (3,), m and rad: the estimate; ``sure`` (3,):
     its standard deviations.
@@ -105,11 +107,11 @@ class Localiser:
             self._state[_POSE] = odometry
             return
         before, self._odometry = self._odometry, odometry
-        if math.dist(odometry[:2], before[:2]) > _JUMP:
-            self.start_at(odometry)
-            return
         way = to_base(odometry[:2], before)
         turn = math.remainder(odometry[2] - before[2], math.tau)
+        if math.hypot(*way) > _JUMP[0] or abs(turn) > _JUMP[1]:
+            self._covariance[_POSE, _POSE] += np.diag(np.square(_UNMEASURED))
+            return
         x, y, yaw = self._state[_POSE]
         cos, sin = math.cos(yaw), math.sin(yaw)
         rotation = np.array([[cos, -sin], [sin, cos]])
