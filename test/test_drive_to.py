@@ -30,6 +30,7 @@ from worldmodel_ros.nodes.common.qos import ODOMETRY, STATUS
 pytestmark = [pytest.mark.ros, pytest.mark.waiting]
 PLACES = {}  # in base_link, by name, as Forecast sees them now
 SHOWN = {}   # and as it sees them in a white image
+BROKEN = {6, 7}   # the greys of an image for which it fails
 
 
 class Scene(Stream):
@@ -38,6 +39,8 @@ class Scene(Stream):
     def observe(self, image, executed, measured, passes):
         presence, places = np.zeros(len(SLOTS)), np.zeros((len(self.times), len(SLOTS), 2))
         shown = image.min() == 255
+        if BROKEN == {image.min(), image.max()}:
+            raise RuntimeError('the device is lost')
         for name, place in dict(SHOWN if shown else PLACES).items():
             presence[SLOT[name]] = 0.9
             places[:, SLOT[name]] = place
@@ -202,6 +205,24 @@ def test_a_goal_that_takes_too_long_is_given_up(robot):
     answer = robot.result(robot.accepted(goal='red', timeout=0.5))
     assert answer.status == GoalStatus.STATUS_ABORTED and answer.result.code == DriveTo.Result.TIMEOUT
     assert not robot.task.terms
+
+
+def test_a_goal_whose_image_cannot_be_evaluated_is_refused_and_others_are_served(robot, capfd):
+    broken = Image(height=64, width=64, encoding='mono8', step=64, data=bytes(BROKEN) * 2048)
+    robot.node.tester.create_publisher(Image, 'goal_image', STATUS).publish(broken)
+    assert not robot.send(image=broken).accepted
+    assert 'the device is lost' in capfd.readouterr().err
+    robot.result(robot.accepted(goal='red', timeout=0.3))
+
+
+def test_a_goal_outlasts_the_moment_in_which_its_node_is_deactivated(robot, monkeypatch):
+    robot.accepted(goal='blue')
+    wait_for(lambda: robot.feedback, 'feedback')
+    handle = robot.accepted(goal='red', timeout=1.0)
+    with monkeypatch.context() as during:
+        during.setattr(robot.node.subject, 'newest_decision', lambda: None)  # as once the activation is gone
+        time.sleep(0.3)
+    assert robot.result(handle).result.code == DriveTo.Result.TIMEOUT
 
 
 def test_a_task_is_a_goal_and_what_is_kept_goes_on(robot):

@@ -123,6 +123,7 @@ class ServiceThread:
         self._executor = SingleThreadedExecutor(context=owner.context)
         self._executor.add_node(self.node)
         self._prepare, self._prepared = prepare, Promise()
+        self._errors = _Contained(owner)
         self._thread = threading.Thread(target=self._serve, name=thread_name, daemon=True)
 
     def start(self) -> None:
@@ -143,10 +144,14 @@ class ServiceThread:
             self._prepared.set_exception(error)
             return
         self._prepared.set_result(None)
-        try:
-            self._executor.spin()
-        except ExternalShutdownException:
-            pass
+        while True:
+            try:
+                self._executor.spin()
+                return
+            except ExternalShutdownException:
+                return
+            except Exception as error:  # of one callback; the others must still be served
+                self._errors.report(error)
 
 
 def make_executor(kind: str | None = None) -> Executor:

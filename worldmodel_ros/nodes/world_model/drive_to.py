@@ -93,6 +93,9 @@ class DriveToServer(ServiceThread):
         except TaskError as error:
             self._of.get_logger().warning(f'{NAME} refused: {error}')
             return GoalResponse.REJECT
+        except Exception as error:  # of the network, say: the client must have its answer
+            self._errors.report(error)
+            return GoalResponse.REJECT
         return GoalResponse.ACCEPT
 
     def _on_image(self, image: Image) -> None:
@@ -167,7 +170,8 @@ class DriveToServer(ServiceThread):
             self._end(driving, result.PREEMPTED, 'another goal was given by a topic, a service or a parameter')
             return
         decided = driver.newest_decision()
-        if decided is not driving.after and decided.observation.task == driving.task:
+        # None while the node is being deactivated.
+        if decided and decided is not driving.after and decided.observation.task == driving.task:
             told = feedback(decided)
             driving.distance = told.distance
             driving.handle.publish_feedback(told)
