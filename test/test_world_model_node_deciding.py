@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 from fake_engine import SPEC
 from nav_msgs.msg import Odometry
+from rclpy.parameter import Parameter
 from visualization_msgs.msg import MarkerArray
 from world_model_rig import MOTION, active, rig, stamp_of, wait_for
 
 from worldmodel_ros.control.pilot import SLOTS
 from worldmodel_ros.control.task import term_in_words, to_goal
 from worldmodel_ros.engine.forecast.loading import Forecasts
-from worldmodel_ros.msg import Decision, Task, Term
+from worldmodel_ros.msg import DeadlineStatus, Decision, Task, Term
 from worldmodel_ros.nodes.common.messages import time_message
 from worldmodel_ros.nodes.common.qos import LATCHED, ODOMETRY, STATUS
 from worldmodel_ros.srv import SetTask, WhatIf
@@ -196,6 +197,30 @@ def test_without_a_forecast_tasks_are_refused_with_the_remedy():
     with active(namespace='alone') as subject:  # the other node answers by its own name
         answer = subject.call(SetTask, 'set_task', SetTask.Request(task=Task(terms=[Term(kind='reach', target='red')])))
         assert not answer.success and 'parameter forecast' in answer.message
+
+
+def configure_again(subject, forecast):
+    assert subject.change('deactivate', 'cleanup')
+    assert subject.subject.set_parameters_atomically([Parameter('forecast', value=forecast)]).successful
+    assert subject.change('configure', 'activate')
+
+
+def test_a_task_outlasts_a_new_configuration_and_is_dropped_by_one_that_cannot_decide():
+    with active(goal='', namespace='again', load_forecast=forecasts, forecast='some forecast', deadline_s=0.3) as subject:
+        terms = Term(kind=Term.REACH, target='red'), Term(kind=Term.AVOID, target='blue', distance=0.3)
+        assert set_task(subject, *terms).success
+        task = subject.subject._task
+        configure_again(subject, 'some forecast')
+        assert subject.subject._task == task and subject.subject._goal == 'red'
+        configure_again(subject, '')
+        assert subject.subject._goal == '' and not subject.subject._task.terms
+        subject.film(0.5)
+        assert {status.verdict for status in subject.statuses[-3:]} == {DeadlineStatus.IDLE}
+        subject.set_goal('red')
+        configure_again(subject, 'some forecast')
+        assert subject.subject._task == to_goal('red')
+        configure_again(subject, '')
+        assert subject.subject._goal == 'red'
 
 
 @pytest.mark.parametrize(('size', 'period'), [((48, 64), 0.1), ((64, 64), 0.25), ((64, 64), 0.05)])

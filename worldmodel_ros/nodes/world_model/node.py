@@ -141,7 +141,10 @@ class WorldModelNode(LifecycleNode):
         if settings['forecast']:
             self._deciding = self._load_deciding()
             undo.callback(self._deciding.odometry.destroy)
-            self._task = to_goal(self._goal)
+            self._task = self._task if self._task.terms else to_goal(self._goal)
+        elif self._task.terms:  # from before the last cleanup
+            self._goal = self._goal if self._task == to_goal(self._goal) else ''
+            self._task = Task()
         self._warm_up = time.monotonic() - loaded
         if settings['allow_faults']:
             engine.backend = FaultyBackend(engine.backend, self._faults)
