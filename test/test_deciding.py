@@ -631,6 +631,7 @@ def test_a_forecast_of_a_still_scene_leaves_everything_where_it_is():
     (Told('pass_behind', 'mover', 3.0), PassBehind('mover', 3.0)),
     (Told('avoid', 'violet', distance=0.3), Avoid('violet', 0.3)), (Told('avoid', 'red ball'), Avoid('red ball')),
     (Told('clearance', distance=0.12, but=('red',)), Clearance(0.12, but=('red',))),
+    (Told('clearance', distance=0.12, but=('red', 'blue') * 1000), Clearance(0.12, but=('red', 'blue'))),
     (Told('stay_in', region=(-1.0, 1.0, -2.0, 2.0)), StayIn(-1.0, 1.0, -2.0, 2.0))])
 def test_terms_are_told_by_plain_names_and_numbers(told, term):
     task = task_of('', (told, Told('reach', 'red')), THINGS)
@@ -656,6 +657,8 @@ def test_a_task_needs_something_to_drive_to_and_has_bounds():
         task_of('', (Told('clearance', distance=0.1),), THINGS)
     with pytest.raises(TaskError, match='at most 16'):
         task_of('', (Told('reach', 'red'),) * 17, THINGS)
+    with pytest.raises(TaskError, match='at most 100 characters, not 101'):
+        task_of('x' * 101, (Told('reach', 'red'),), THINGS)
     assert task_of('', (), THINGS).terms == ()
 
 

@@ -9,6 +9,7 @@ from .sight import NAME as SIGHT, Sight
 from .terms import Avoid, Clearance, KeepDistance, PassBehind, Reach, StayIn, Term, Time, Touch, place_name
 
 MAX_TERMS = 16
+LONGEST_NAME = 100  # characters, of a task; it is published with every decision
 MAX_WEIGHT = 100.0
 FARTHEST = 100.0  # m, of a region
 LEAST_APART, MOST_APART = 0.2, 5.0  # m, between centres, of a distance to keep
@@ -74,6 +75,8 @@ def task_of(name: str, told: Sequence[Told], things: Mapping[str, str]) -> Task:
     TaskError."""
     if len(told) > MAX_TERMS:
         raise TaskError(f'a task has at most {MAX_TERMS} terms, not {len(told)}')
+    if len(name) > LONGEST_NAME:
+        raise TaskError(f'the name of a task has at most {LONGEST_NAME} characters, not {len(name)}')
     terms = []
     for number, term in enumerate(told, 1):
         try:
@@ -115,7 +118,7 @@ def _term(told: Told, things: Mapping[str, str]) -> Term:
                 _known(told.target, things)
             return Avoid(told.target, _between(told.distance, 0.0, WIDEST), **weight)
         case 'clearance':
-            but = tuple(_known(name, things) for name in told.but)
+            but = tuple(dict.fromkeys(_known(name, things) for name in told.but))
             return Clearance(_between(told.distance, 0.0, WIDEST), but=but, **weight)
     if len(told.region) != 4 or not all(abs(side) <= FARTHEST for side in told.region):
         raise TaskError(f'region is {list(told.region)}: it must be least x, greatest x, least y and greatest y in m, '
