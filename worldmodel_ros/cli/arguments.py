@@ -96,7 +96,7 @@ def add_start(parser: argparse.ArgumentParser) -> None:
 
 
 TOPICS = {'image': 'the raw camera image', 'compressed_image': 'the JPEG camera image',
-          'cmd_vel': 'the executed velocity commands'}
+          'cmd_vel': 'the executed velocity commands', 'odom': 'the wheel odometry'}
 
 
 def add_topics(parser: argparse.ArgumentParser, *names: str) -> None:

@@ -153,7 +153,7 @@ class Recorder(Node):
             self._complained = True
             self.get_logger().warning(
                 f'no publisher of {", ".join(missing)}. Where the robot has other names for them, give the recorder '
-                'image, compressed_image and cmd_vel as the model, or list its topics in the parameter topics')
+                'image, compressed_image, cmd_vel and odom as the model, or list its topics in the parameter topics')
 
     def _look(self, topic: str, publishers: list[TopicEndpointInfo]) -> None:
         self._numbers[topic].look([tuple(publisher.endpoint_gid) for publisher in publishers])

@@ -317,7 +317,7 @@ class OdometryTopic:
         frame, at, q = pose.header.frame_id.lstrip('/'), pose.pose.position, pose.pose.orientation
         turned = (yaw_of(q),) if any((q.x, q.y, q.z, q.w)) else ()
         if not self.frame:
-            raise TaskError('a place needs odometry, and none is heard on odom: remap it to that of the base')
+            raise TaskError('a place needs odometry, and none is heard on odom: start it, or name its topic (odom:=)')
         if frame == self.frame:
             return at.x, at.y, *turned
         if frame != base_frame.lstrip('/'):

@@ -336,7 +336,7 @@ class WorldModelNode(LifecycleNode):
         if goal and (refusal := self._goal_refusal(goal)):
             raise TaskError(refusal)
         if has_places(task.terms) and not self._deciding.odometry.frame:
-            raise TaskError('a place needs odometry, and none is heard on odom: remap it to that of the base')
+            raise TaskError('a place needs odometry, and none is heard on odom: start it, or name its topic (odom:=)')
         # If the task is to reach a goal that the world model knows, its predictions report progress towards that goal.
         goal = next((term.target for term in task.terms
                      if isinstance(term, Reach) and term.target in self._engine.spec.goals), '')
