@@ -24,6 +24,7 @@ from worldmodel_ros.control.sight import NAME as SIGHT, Sight
 from worldmodel_ros.control.terms import Reach
 from worldmodel_ros.nodes.world_model.drive_to import said_of
 from worldmodel_ros.msg import ActionChunk, Decision, Task, Term
+from worldmodel_ros.nodes.common.drive_to_client import in_words
 from worldmodel_ros.nodes.common.messages import time_message
 from worldmodel_ros.nodes.common.qos import ODOMETRY, STATUS
 
@@ -345,6 +346,13 @@ def test_the_command_line_drives_to_a_goal(robot, capsys):
     assert '2.00 m left' in out and 'not reached within 0.7 s' in out
     assert cli.main(['drive-to']) == 2
     assert cli.main(['drive-to', 'red', '--yaw', '1.0']) == 2
+
+
+def test_feedback_leaves_out_what_is_not_known():
+    told = DriveTo.Feedback(distance=math.nan, similarity=math.nan, predicted=math.nan, chosen='search')
+    assert in_words(told) == 'not found yet, search, risk 0%'
+    told = DriveTo.Feedback(distance=1.5, similarity=0.25, predicted=2.0, chosen='policy', risk=0.5)
+    assert in_words(told) == ' 1.50 m left, 0.25 alike, policy, there in 2.0 s, risk 50%'
 
 
 def test_the_command_line_takes_an_image(robot, tmp_path, capsys):

@@ -63,6 +63,14 @@ def drive_to(wanted: Wanted, namespace: str = '') -> int:
         rclpy.try_shutdown()
 
 
+def in_words(told: DriveTo.Feedback) -> str:
+    """Return feedback as a line of text; what is not known yet is left out."""
+    return ', '.join([
+        'not found yet' if math.isnan(told.distance) else f'{told.distance:5.2f} m left',
+        *([] if math.isnan(told.similarity) else [f'{told.similarity:.2f} alike']), told.chosen,
+        *([] if math.isnan(told.predicted) else [f'there in {told.predicted:.1f} s']), f'risk {told.risk:.0%}'])
+
+
 def _drive(node: Node, client: ActionClient, goal: DriveTo.Goal) -> int:
     shown = 0.0
 
@@ -71,9 +79,7 @@ def _drive(node: Node, client: ActionClient, goal: DriveTo.Goal) -> int:
         told, now = message.feedback, time.monotonic()
         if now - shown >= _SHOWN:
             shown = now
-            alike = '' if math.isnan(told.similarity) else f', {told.similarity:.2f} alike'
-            print(f'{told.distance:5.2f} m left{alike}, {told.chosen}, there in {told.predicted:.1f} s, risk {told.risk:.0%}',
-                  flush=True)
+            print(in_words(told), flush=True)
 
     handle = None
     try:
