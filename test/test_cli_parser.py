@@ -1,4 +1,5 @@
 """The command line: what it accepts, what it says, and what it does not import."""
+import argparse
 import subprocess
 import sys
 from dataclasses import replace
@@ -44,8 +45,8 @@ def test_version_is_told(capsys):
     (['demo', '--seconds', '-1'], 'not a number above 0'),
     (['demo', '--seconds', 'nan'], 'not a number above 0'),
     (['up', '--set', 'seed=7'], 'NAME:=VALUE'),
-    (['up', '--namespace', 'left arm'], "'left arm' is not a namespace"),
-    (['record', '--namespace', '/2nd'], "'/2nd' is not a namespace"),
+    (['up', '--namespace', 'left arm'], "'left arm' is no ROS namespace"),
+    (['record', '--namespace', '/2nd'], "'/2nd' is no ROS namespace"),
     (['what-if', '--names', 'sideways'], 'invalid choice'),
     ([], 'SUBCOMMAND'),
 ])
@@ -59,7 +60,11 @@ def test_wrong_arguments_are_refused_with_what_is_allowed(line, complaint, capsy
 def test_goals_and_assignments_are_read():
     assert arguments.goals('red, blue') == ['red', 'blue']
     assert arguments.assignment('cmd_vel:=/base/cmd_vel') == ('cmd_vel', '/base/cmd_vel')
-    assert [arguments.namespace(each) for each in ('/left/', '/site_1/arm', '/', '')] == ['left', 'site_1/arm', '', '']
+    assert arguments.namespace('/left/') == 'left'
+    assert arguments.namespace('/') == '' and arguments.namespace('floor_2/left') == 'floor_2/left'
+    for wrong in ('1x', 'left robot', 'left//right', 'left-right', 'a/2', '~left'):
+        with pytest.raises(argparse.ArgumentTypeError, match='no ROS namespace'):
+            arguments.namespace(wrong)
 
 
 @pytest.mark.parametrize('line', [['sim', '--seconds', '0.1', '--size', '64', '--out'], ['up', '--logs'], ['demo', '--out']])
@@ -90,6 +95,11 @@ def test_the_demo_drives_a_task_on_a_forecast_or_goals_by_the_policy(monkeypatch
     assert (street.plan.task, street.plan.goals, street.arguments['forecast']) == ('street', [], 'tiny')
     assert (follow.plan.task, follow.arguments['forecast']) == ('follow', 'out/scene')
     assert (goals.plan.task, goals.plan.goals, goals.arguments['forecast']) == ('', ['red', 'blue'], '')
+
+
+def test_the_demo_kills_nothing_after_its_end(capsys):
+    assert cli.main(['demo', '--kill-at', '3', '--kill-at', '30']) == 2
+    assert '--kill-at 30 is not within --seconds 30' in capsys.readouterr().err
 
 
 def test_an_answer_of_what_if_shows_what_each_term_of_the_task_gives(monkeypatch, tmp_path, capsys):

@@ -10,8 +10,8 @@ from worldmodel_ros.bringup.defaults import ACTIVATION_TIMEOUT
 
 TASKS = ('street', 'intercept', 'recall', 'rooms', 'follow', 'second_ball', 'avoid_red', 'pass_behind')
 GOALS = ('red', 'green', 'blue', 'yellow')
-_NAMESPACE = re.compile(r'[A-Za-z_][A-Za-z0-9_]*(/[A-Za-z_][A-Za-z0-9_]*)*')
 LAST_DOMAIN = 232  # whose ports are below 65536
+_NAMESPACE = re.compile(r'[A-Za-z_][A-Za-z0-9_]*(/[A-Za-z_][A-Za-z0-9_]*)*')
 
 
 def positive(text: str) -> float:
@@ -55,8 +55,8 @@ def namespace(text: str) -> str:
     """Return a ROS namespace without leading and trailing slashes; empty: none."""
     name = text.strip('/')
     if name and not _NAMESPACE.fullmatch(name):
-        raise argparse.ArgumentTypeError(f'{text!r} is not a namespace: letters, digits and "_", parts joined by "/", none of '
-                                         'which begins with a digit')
+        raise argparse.ArgumentTypeError(f'{text!r} is no ROS namespace: use letters, digits and underscores, and / between '
+                                         'its parts, none of which begins with a digit')
     return name
 
 

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,6 +60,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def _run(chosen: argparse.Namespace) -> int:
+    if max(chosen.kill_at, default=0.0) >= chosen.seconds:
+        print(f'worldmodel demo: --kill-at {max(chosen.kill_at):g} is not within --seconds {chosen.seconds:g}', file=sys.stderr)
+        return 2
     from worldmodel_ros.demo.drive import Plan
     from worldmodel_ros.demo.run import Options, run_demo
     task = '' if chosen.goal else chosen.task or arguments.TASKS[0]
