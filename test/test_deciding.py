@@ -552,6 +552,22 @@ def test_a_forecast_that_is_not_finite_stops_the_robot_and_begins_again():
     assert rig.answers[-1][0].tier in (Tier.ONE_STEP, Tier.TWO_STEP)
 
 
+def test_a_world_model_that_fails_stops_nothing_and_shows_images_again_once_it_works(monkeypatch):
+    def fail(*_):
+        raise RuntimeError('no memory')
+    rig = Rig()
+    rig.tick(task=TOUCH)
+    streams, shown = len(rig.streams), len(rig.predictions)
+    with monkeypatch.context() as broken:
+        broken.setattr('fake_engine.FakeSession.observe', fail)
+        answers = [rig.tick(task=TOUCH) for _ in range(5)]
+    assert all(answer.tier is Tier.TWO_STEP and answer.verdict is Verdict.ON_TIME for answer in answers)
+    assert rig.failures == ['imagining: RuntimeError: no memory'] * 5
+    assert len(rig.streams) == streams and len(rig.predictions) == shown
+    rig.tick(task=TOUCH)
+    assert len(rig.predictions) == shown + 1 and len(rig.failures) == 5
+
+
 def test_a_target_that_is_not_seen_is_looked_for():
     rig = Rig()
     rig.places = {}

@@ -23,7 +23,7 @@ from .responder import Listener, Observation, Prediction, Responder, require_fin
 from .scene_view import View
 from .task import Task
 from .terms import Term
-from .worker import Worker
+from .worker import Worker, reason_of
 
 if TYPE_CHECKING:
     from worldmodel_ros.engine.engine import Engine
@@ -197,12 +197,16 @@ class DecidingWorker(Worker):
         self._newest, before = observation.stamp, self._newest
         if self._shared and self._imagined_elsewhere(observation, decision, decided):
             return
-        self._session.observe(observation.image, executed if self._committed == before else
-                              self._executed(self._committed, observation.stamp))
-        self._committed = observation.stamp
-        if decision is None:
-            return
-        self._show(observation, decided, decision, begun, answered)
+        try:
+            self._session.observe(observation.image, executed if self._committed == before else
+                                  self._executed(self._committed, observation.stamp))
+            self._committed = observation.stamp
+            if decision is not None:
+                self._show(observation, decided, decision, begun, answered)
+        except Exception as error:  # commands do not depend on it
+            if self._replaces_session(error):
+                self._committed = None
+            self._listener.failed(f'imagining: {reason_of(error)}', error, False)
 
     def _imagined_elsewhere(self, observation: Observation, decision: Decision | None, decided: Decided | None) -> bool:
         """Return whether the shared model took the observation; the local session then starts over when it is needed."""

@@ -99,7 +99,7 @@ class Worker:
     def start(self) -> None:
         """Start the thread."""
         backend = self._engine.backend
-        self._thread.start(self.step, lambda error: self._listener.failed(_reason(error), error, False),
+        self._thread.start(self.step, lambda error: self._listener.failed(reason_of(error), error, False),
                            backend.urgent if backend.asynchronous else nullcontext)
 
     def stop(self) -> None:
@@ -220,14 +220,20 @@ class Worker:
         return decision.tier in (Tier.PLAN_ONLY, Tier.LAST_PLAN) and self._background.undecoded
 
     def _fail(self, observation: Observation, error: Exception) -> None:
-        reason = _reason(error)
+        reason = reason_of(error)
         self._responder.fault(observation, reason)
-        restarted = not isinstance(error, RankFailure)  # the session survives a failed rank
+        restarted = self._replaces_session(error)
         if restarted:
-            # Not a reset, which could keep whatever is broken in the old session.
-            self._session = self._engine.open_session()
             self._episode = self._committed = None
         self._listener.failed(reason, error, restarted)
+
+    def _replaces_session(self, error: Exception) -> bool:
+        """Open a new session after an error, unless the session survives it; return whether one was opened."""
+        if isinstance(error, RankFailure):
+            return False
+        # Not a reset, which could keep whatever is broken in the old session.
+        self._session = self._engine.open_session()
+        return True
 
     def _call(self, function: Callable[[Session], Any]) -> Promise:
         return self._hand_in(self._background.call, function)
@@ -243,7 +249,8 @@ class Worker:
         return promise
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
+    """Return an error as a reason in one line of text."""
     return f'{type(error).__name__}: {error}'
 
 
