@@ -178,11 +178,11 @@ def test_answers_of_what_if_carry_what_each_term_of_the_task_gives(node):
 
 def test_the_wheels_are_heard_and_it_is_said_where_they_are_not(node):
     node.film(0.3)
-    assert 'stand in' in node.report()[2]['odometry']
+    assert 'stand in: none is heard on odom' in node.report()[2]['odometry']
 
-    def publish():
+    def publish(ahead=0):
         message = Odometry()
-        message.header.stamp = time_message(node.now())
+        message.header.stamp = time_message(node.now() + ahead)
         message.twist.twist.linear.x, message.twist.twist.angular.z = 0.25, -0.5
         message.pose.pose.orientation.w = 1.0
         node.odometry.publish(message)
@@ -191,6 +191,10 @@ def test_the_wheels_are_heard_and_it_is_said_where_they_are_not(node):
         node.film(0.1)
     assert [0.25, -0.5] in [pytest.approx(each) for each in Stream.measured[-6:]]
     wait_for(lambda: node.report()[2]['odometry'] == 'measured' or (publish(), node.film(0.1)), 'the wheels to be reported')
+    for ahead, words in ((-5_000_000_000, 's before ROS time'), (5_000_000_000, 's ahead of ROS time')):
+        wait_for(lambda: words in node.report()[2]['odometry'] or (publish(ahead), node.film(0.1)), 'the wrong stamps')
+        answer = set_task(node, Term(kind=Term.REACH, place=[1.0, 0.0]))
+        assert not answer.success and words in answer.message and 'synchronise the clocks' in answer.message
 
 
 def test_without_a_forecast_tasks_are_refused_with_the_remedy():

@@ -59,6 +59,12 @@ class WheelReadings:
             self._kept.append(reading)
         return True
 
+    @property
+    def newest(self) -> int | None:
+        """Stamp of the newest reading [ns]; None before the first."""
+        with self._lock:
+            return self._kept[-1].stamp if self._kept else None
+
     def at(self, stamp: int) -> tuple[np.ndarray, np.ndarray] | None:
         """Return the pose (3,) at a frame's stamp [ns] and the mean velocities (2,) over the period before it; None without a
         recent enough reading before it."""

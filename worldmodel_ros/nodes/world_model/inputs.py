@@ -44,6 +44,7 @@ _PACKAGE = 'geometry_msgs/msg/'
 # The default QoS, which rclpy, RViz and Foxglove offer. Deep enough to receive all goals in order after a stall of this
 # process.
 _ORDINARY = QoSProfile(depth=10)
+_RECENT = 1.0  # s, from the stamp of the newest odometry to ROS time
 _APART = 0.1  # s, at most, between the two receptions of one message
 
 
@@ -311,13 +312,29 @@ class OdometryTopic:
         else:
             self._refusals.count('odometry: not finite')
 
+    def degraded_reason(self) -> str:
+        """Return why the readings do not tell where the robot is now, and the remedy; '' if they do."""
+        newest = self.readings.newest
+        if newest is None:
+            return 'none is heard on odom: start it, or name its topic (odom:=)'
+        late = (self._node.get_clock().now().nanoseconds - newest) / NS
+        if abs(late) <= _RECENT:
+            return ''
+        return (f'the newest on odom is stamped {abs(late):.3g} s {"before" if late > 0.0 else "ahead of"} ROS time: have its '
+                'driver run, stamp each message with the time of measurement, and synchronise the clocks')
+
+    def in_words(self, measured: bool) -> str:
+        """Return whether the pose of the newest image was ``measured``, else what stands in, and why."""
+        reason = self.degraded_reason() or 'the newest image was taken too long after a message on odom'
+        return 'measured' if measured else f'executed commands stand in: {reason}'
+
     def place(self, pose: PoseStamped, base_frame: str) -> tuple[float, ...]:
         """Return ``pose`` as x, y, yaw in the odometry frame, without yaw if its quaternion is all 0. Raises TaskError for an
         unknown frame or without odometry."""
         frame, at, q = pose.header.frame_id.lstrip('/'), pose.pose.position, pose.pose.orientation
         turned = (yaw_of(q),) if any((q.x, q.y, q.z, q.w)) else ()
-        if not self.frame:
-            raise TaskError('a place needs odometry, and none is heard on odom: start it, or name its topic (odom:=)')
+        if reason := self.degraded_reason():
+            raise TaskError(f'a place needs odometry, and {reason}')
         if frame == self.frame:
             return at.x, at.y, *turned
         if frame != base_frame.lstrip('/'):

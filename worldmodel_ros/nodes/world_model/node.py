@@ -335,8 +335,8 @@ class WorldModelNode(LifecycleNode):
             raise TaskError('tasks need a forecast of the scene: set the parameter forecast, and configure the node')
         if goal and (refusal := self._goal_refusal(goal)):
             raise TaskError(refusal)
-        if has_places(task.terms) and not self._deciding.odometry.frame:
-            raise TaskError('a place needs odometry, and none is heard on odom: start it, or name its topic (odom:=)')
+        if has_places(task.terms) and (reason := self._deciding.odometry.degraded_reason()):
+            raise TaskError(f'a place needs odometry, and {reason}')
         # If the task is to reach a goal that the world model knows, its predictions report progress towards that goal.
         goal = next((term.target for term in task.terms
                      if isinstance(term, Reach) and term.target in self._engine.spec.goals), '')
@@ -444,7 +444,7 @@ class Deciding:
         """Return key-value pairs of a diagnostics report."""
         measured = activation is not None and activation.worker.measures_odometry
         return {'forecast': self.forecasts.name, 'forecast_backend': self.forecasts.backend, 'task': in_words(task),
-                'odometry': 'measured' if measured else 'not heard: executed commands stand in',
+                'odometry': self.odometry.in_words(measured),
                 **{f'tick_{tier}_ms': self.times.predict(Effort.of(task.terms, steps)) * 1e3
                    for tier, steps in (('two_step', 2), ('one_step', 1), ('plan_only', 0))}}
 

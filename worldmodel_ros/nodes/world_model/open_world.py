@@ -232,7 +232,7 @@ class WorldActivation:
                     'deadline_s': self._settings['world_deadline_s'], 'late': self._late,
                     'quality': _quality(made.rung) if made else 'none yet',
                     'failures': self._failures,
-                    'odometry': 'measured' if self._odometry else 'not heard: executed commands stand in'}
+                    'odometry': self._parts.odometry.in_words(self._odometry)}
 
     def _mounted(self) -> None:
         """Apply the camera pose from tf, in a new episode: poses of two mounts must not be mixed."""
