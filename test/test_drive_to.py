@@ -148,6 +148,7 @@ def robot(node):
         made.running = False
         node.subject.executor.create_task(node.subject.stand)
         wait_for(lambda: not node.subject._task.terms, 'the robot to stand')
+        assert node.trigger('reset').success  # the next test is in another room
 
 
 def test_a_goal_is_driven_to_with_feedback_and_stood_at(robot):
