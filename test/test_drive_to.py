@@ -219,6 +219,35 @@ def test_a_goal_whose_image_cannot_be_evaluated_is_refused_and_others_are_served
     robot.result(robot.accepted(goal='red', timeout=0.3))
 
 
+def hold_up(executor, seconds=1.5):
+    busy = threading.Event()
+
+    def hold():
+        busy.set()
+        time.sleep(seconds)
+    executor.create_task(hold)
+    assert busy.wait(5.0)
+
+
+def test_a_goal_that_is_cancelled_while_the_node_is_busy_is_stood_at_all_the_same(robot):
+    handle = robot.accepted(goal='red')
+    wait_for(lambda: robot.feedback, 'feedback')
+    hold_up(robot.node.subject.executor)
+    handle.cancel_goal_async()
+    assert robot.result(handle).status == GoalStatus.STATUS_CANCELED
+    wait_for(lambda: not robot.task.terms, 'the robot to stand', 5.0)
+
+
+def test_a_goal_that_was_refused_because_the_node_was_busy_is_not_driven_to_later(robot, capfd):
+    hold_up(robot.node.subject.executor)
+    assert not robot.send(goal='red').accepted
+    assert 'the node does not answer' in capfd.readouterr().err
+    free = threading.Event()
+    robot.node.subject.executor.create_task(free.set)
+    assert free.wait(5.0) and not robot.task.terms
+    robot.result(robot.accepted(goal='red', timeout=0.3))
+
+
 def test_a_goal_outlasts_the_moment_in_which_its_node_is_deactivated(robot, monkeypatch):
     robot.accepted(goal='blue')
     wait_for(lambda: robot.feedback, 'feedback')

@@ -190,9 +190,9 @@ class DriveToServer(ServiceThread):
                 driver.stand()
         if driver:
             try:
-                self._on_executor(stand)
+                self._on_executor(stand, even_late=True)
             except TaskError as error:
-                self._of.get_logger().error(f'{NAME}: the robot could not be told to stand: {error}')
+                self._of.get_logger().error(f'{NAME}: the robot could not be told to stand in time: {error}')
 
     def _end(self, driving: _Driving, code: int, reason: str) -> None:
         handle = driving.handle
@@ -208,11 +208,16 @@ class DriveToServer(ServiceThread):
         driving.ended.set_result(DriveTo.Result(
             code=code, reason=reason, distance=driving.distance, seconds=time.monotonic() - driving.began))
 
-    def _on_executor(self, work: Callable[[], Any]) -> Any:
-        """Run ``work`` on the node's executor; return its result or raise its exception. Raises TaskError on a timeout."""
+    def _on_executor(self, work: Callable[[], Any], even_late: bool = False) -> Any:
+        """
+        Run ``work`` on the node's executor; return its result or raise its exception. Raises TaskError on a timeout; the work
+        is then not done later, unless ``even_late``.
+        """
         promise: Promise = Promise()
 
         def run() -> None:
+            if not promise.set_running_or_notify_cancel():
+                return
             try:
                 promise.set_result(work())
             except Exception as error:  # raised in the caller's thread
@@ -224,7 +229,9 @@ class DriveToServer(ServiceThread):
         try:
             return promise.result(_PATIENCE)
         except TimeUp:
-            raise TaskError('the node does not answer') from None
+            if even_late or promise.cancel():
+                raise TaskError('the node does not answer') from None
+        return promise.result()  # in progress
 
 
 def feedback(decided: Decided) -> DriveTo.Feedback:
