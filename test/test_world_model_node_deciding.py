@@ -161,6 +161,19 @@ def test_a_task_comes_by_topic_too_and_an_empty_one_stops(node):
     assert node.decisions[-1].task == 'red'
 
 
+def test_a_task_comes_from_ordinary_publishers_as_from_latched_ones(node):
+    ordinary = node.tester.create_publisher(Task, 'task', 10)
+    wait_for(ordinary.get_subscription_count, 'a subscription')
+    before = node.subject.goals_set
+    ordinary.publish(Task(name='ordinary', terms=[Term(kind=Term.REACH, target='red', weight=0.5)]))
+    wait_for(lambda: node.subject._task.name == 'ordinary', 'the task')
+    node.tasks.publish(Task(name='latched', terms=[Term(kind=Term.REACH, target='red', weight=0.25)]))
+    wait_for(lambda: node.subject._task.name == 'latched', 'the task')
+    node.film(0.3)
+    assert node.subject.goals_set == before + 2
+    node.set_goal('red')
+
+
 def test_answers_of_what_if_carry_what_each_term_of_the_task_gives(node):
     assert set_task(node, Term(kind=Term.REACH, target='red'), Term(kind=Term.TIME, target='red', weight=0.5)).success
     node.film(0.3)

@@ -9,7 +9,7 @@ from std_msgs.msg import String
 
 from worldmodel_ros.control.task import Task
 from worldmodel_ros.nodes.common.diagnostics import Refusals
-from worldmodel_ros.nodes.world_model.inputs import GoalTopic
+from worldmodel_ros.nodes.world_model.inputs import LatchedTopic
 from worldmodel_ros.nodes.world_model.node import WorldModelNode
 
 from . import ros
@@ -32,7 +32,7 @@ class _Node:
 
 
 _NODE = _Node()
-_TOPIC = GoalTopic(_NODE, _NODE.hear)
+_TOPIC = LatchedTopic(_NODE, String, 'goal', lambda message: _NODE.hear(message.data))
 
 
 def seeds() -> list[bytes]:
@@ -44,7 +44,7 @@ def judge(message: String) -> bool:
     """Hear a goal by one subscription, or by both."""
     which = len(message.data) % 3
     for heard in (which,) if which < 2 else (0, 1):
-        _TOPIC._hear(heard, message.data)
+        _TOPIC._hear(heard, message)
     assert _NODE._goal in ('', *SPEC.goals)
     return _NODE._goal == message.data.strip()
 

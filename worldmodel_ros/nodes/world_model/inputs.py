@@ -18,7 +18,6 @@ from rclpy.node import Node
 from rclpy.qos import QoSProfile, ReliabilityPolicy
 from rclpy.utilities import get_rmw_implementation_identifier
 from sensor_msgs.msg import CompressedImage, Image
-from std_msgs.msg import String
 
 from worldmodel_ros.control.responder import Answer, Observation
 from worldmodel_ros.control.task import Task, TaskError
@@ -349,40 +348,39 @@ class OdometryTopic:
         return float(x + cos * at.x - sin * at.y), float(y + sin * at.x + cos * at.y), *(float(yaw + each) for each in turned)
 
 
-class GoalTopic:
+class LatchedTopic:
     """
-    Receives ``goal`` from any publisher, and calls ``take`` with each goal, in order of arrival.
+    Receives what latched and ordinary publishers say on a topic, and calls ``take`` with each message, in order of arrival.
 
     A volatile publisher matches no transient-local subscription, and a volatile subscription does not get a latched
     publisher's earlier message; so there is one of each, and a message received by both counts once.
     """
 
-    def __init__(self, node: Node, take: Callable[[str], None]) -> None:
+    def __init__(self, node: Node, kind: type, topic: str, take: Callable[[Any], None]) -> None:
         self._node, self._take = node, take
-        self._once: tuple[deque[tuple[str, float]], ...] = (deque(maxlen=10), deque(maxlen=10))  # received by one only
+        self._once: tuple[deque[tuple[Any, float]], ...] = (deque(maxlen=10), deque(maxlen=10))  # received by one only
         # The default callbacks would warn that each volatile publisher is incompatible.
         silent = SubscriptionEventCallbacks(use_default_callbacks=False)
         self._subscriptions = (
-            node.create_subscription(String, 'goal', lambda message: self._hear(0, message.data), _ORDINARY),
-            node.create_subscription(String, 'goal', lambda message: self._hear(1, message.data), LATCHED,
-                                     event_callbacks=silent))
+            node.create_subscription(kind, topic, lambda message: self._hear(0, message), _ORDINARY),
+            node.create_subscription(kind, topic, lambda message: self._hear(1, message), LATCHED, event_callbacks=silent))
 
     def destroy(self) -> None:
         """Destroy the subscriptions."""
         for subscription in self._subscriptions:
             self._node.destroy_subscription(subscription)
 
-    def _hear(self, which: int, goal: str) -> None:
-        # rclpy's events executor does not deliver message info, so a message is identified by its text.
+    def _hear(self, which: int, message: Any) -> None:
+        # rclpy's events executor does not deliver message info, so a message is identified by its content.
         now, own, other = time.monotonic(), self._once[which], self._once[1 - which]
         while other and now - other[0][1] > _APART:
             other.popleft()
         heard = [before for before, _ in other]
-        if goal not in heard:
-            own.append((goal, now))
-            self._take(goal)
+        if message not in heard:
+            own.append((message, now))
+            self._take(message)
             return
         # Earlier messages that only one has received will not reach the other.
         own.clear()
-        for _ in range(heard.index(goal) + 1):
+        for _ in range(heard.index(message) + 1):
             other.popleft()

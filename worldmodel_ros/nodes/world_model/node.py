@@ -21,6 +21,7 @@ from rclpy.clock import Clock, ClockType
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.node import Node
 from sensor_msgs.msg import CompressedImage, Image
+from std_msgs.msg import String
 from std_srvs.srv import Trigger
 
 from worldmodel_ros import realtime
@@ -44,13 +45,13 @@ from worldmodel_ros.msg import Task as TaskMessage
 from worldmodel_ros.nodes.common.diagnostics import Refusals
 from worldmodel_ros.nodes.common.messages import NS
 from worldmodel_ros.nodes.common.parameters import Parameters
-from worldmodel_ros.nodes.common.qos import CAMERA, LATCHED, STATUS
+from worldmodel_ros.nodes.common.qos import CAMERA, STATUS
 from worldmodel_ros.nodes.common.spin import run
 from worldmodel_ros.nodes.common.tasks import read_task
 from worldmodel_ros.nodes.world_model.camera import CameraTopics
 from worldmodel_ros.nodes.world_model.drive_to import DriveToServer
 from worldmodel_ros.nodes.world_model.inputs import (
-    ExecutedTopic, GoalTopic, Intake, IntakeSettings, LargeImageAdvice, OdometryTopic, require_base)
+    ExecutedTopic, Intake, IntakeSettings, LargeImageAdvice, LatchedTopic, OdometryTopic, require_base)
 from worldmodel_ros.nodes.world_model.open_world import World
 from worldmodel_ros.nodes.world_model.outputs import Outputs, Statistics, judge
 from worldmodel_ros.nodes.world_model.parameters import ENGINE, inconsistency, ladder_settings, parameters, set_faults
@@ -262,12 +263,11 @@ class WorldModelNode(LifecycleNode):
         undo.callback(self.destroy_subscription, camera)
         self._executed = ExecutedTopic(self, spec, settings, self.refusals)
         undo.callback(self._executed.destroy)
-        undo.callback(GoalTopic(self, self._on_goal).destroy)
+        undo.callback(LatchedTopic(self, String, 'goal', lambda message: self._on_goal(message.data)).destroy)
         undo.callback(self.destroy_subscription,
                       self.create_subscription(PoseStamped, 'goal_pose', self._on_goal_pose, STATUS))
         if self._deciding:
-            undo.callback(self.destroy_subscription,
-                          self.create_subscription(TaskMessage, 'task', self._on_task, LATCHED))
+            undo.callback(LatchedTopic(self, TaskMessage, 'task', self._on_task).destroy)
 
     def _on_image(self, message: Image | CompressedImage) -> None:
         if self._activation:
