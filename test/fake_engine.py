@@ -8,6 +8,7 @@ import numpy as np
 
 from worldmodel_ros.engine.backends.protocol import Backend
 from worldmodel_ros.engine.futures import OwnPlan
+from worldmodel_ros.engine.session import NothingObserved
 from worldmodel_ros.engine.session_folder import SessionFileError
 
 SPEC = SimpleNamespace(
@@ -187,7 +188,7 @@ class FakeSession:
 
     def capture(self):
         if not self.observed:
-            raise ValueError('the session has seen no frame yet: call observe first')
+            raise NothingObserved('the session has seen no frame yet: call observe first')
         self._run('session')
         return SimpleNamespace(on_host=True, nbytes=7, pieces=lambda: iter(()), write=lambda file: file.write(b'session'))
 

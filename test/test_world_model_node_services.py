@@ -216,6 +216,8 @@ def test_a_question_without_any_observation_is_refused():
     with active(namespace='alone') as subject:
         answer = ask(subject, names=['forward'])
         assert not answer.success and 'nothing has been observed' in answer.message
+        answer = subject.call(SessionFile, 'save_session', SessionFile.Request(path='empty.safetensors'))
+        assert not answer.success and answer.message == 'nothing has been observed yet: save when the camera publishes'
 
 
 def test_a_question_about_no_goal_has_no_progress():

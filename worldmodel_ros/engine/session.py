@@ -21,6 +21,10 @@ from .session_file import Capture, Loaded, most_slabs, read
 from .session_folder import SessionFileError
 
 
+class NothingObserved(ValueError):
+    """A session that has seen no frame was asked for something that needs one."""
+
+
 class Session:
     """A session takes frames by ``observe``; ``plan``, ``imagine`` and ``what_if`` look ahead from the newest one.
 
@@ -300,4 +304,4 @@ class Session:
 
     def _require_observation(self) -> None:
         if self._latent is None:
-            raise ValueError('the session has seen no frame yet: call observe first')
+            raise NothingObserved('the session has seen no frame yet: call observe first')

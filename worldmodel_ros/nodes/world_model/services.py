@@ -16,6 +16,7 @@ from rclpy.lifecycle import LifecycleNode
 from worldmodel_ros.control.deciding_worker import DecidingWorker
 from worldmodel_ros.control.task import Task, term_in_words
 from worldmodel_ros.control.worker import Worker
+from worldmodel_ros.engine.session import NothingObserved
 from worldmodel_ros.engine.session_folder import SessionFileError, SessionFolder
 from worldmodel_ros.engine.what_if import MAX_STEPS, Answer, Question, QuestionError
 from worldmodel_ros.motion import path
@@ -110,7 +111,10 @@ class SlowServices(ServiceThread):
         response.elapsed = time.monotonic() - start
 
     def _save(self, context: Context, request: SessionFile.Request, response: SessionFile.Response) -> None:
-        took = context.worker.save(context.sessions(), request.path, _FILE_TIMEOUT)
+        try:
+            took = context.worker.save(context.sessions(), request.path, _FILE_TIMEOUT)
+        except NothingObserved:
+            raise RequestError('nothing has been observed yet: save when the camera publishes') from None
         self.node.get_logger().info(f'session {request.path} saved: {took}')
         response.success, response.message = True, request.path
 
