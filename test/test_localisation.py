@@ -96,6 +96,13 @@ def test_another_frame_keeps_all_that_is_known(pose):
     np.testing.assert_allclose(two.pose[:2], expected, atol=1e-3)
 
 
+def test_a_robot_goes_as_far_as_it_can_while_images_are_missing():
+    localiser = Localiser([0, 1, 2, 3])
+    localiser.moved(np.zeros(3))
+    localiser.moved(np.array([1.6, 0.0, 0.0]), 0.8)
+    np.testing.assert_allclose(localiser.pose, (1.6, 0.0, 0.0))
+
+
 @pytest.mark.parametrize('before', [(4.0, 4.0, 1.0), (0.1, 0.0, 2.5)])
 def test_an_odometry_that_begins_again_moves_neither_the_robot_nor_its_frame(before):
     localiser = Localiser([0, 1, 2, 3])

@@ -185,10 +185,11 @@ class DecidingWorker(Worker):
             # There is no plan to fall back on, and a stop lasts for several ticks: not worth the risk of more rounds.
             decision = decision._replace(tier=Tier.ONE_STEP, reason='the first image of an episode')
         executed = self._executed(self._newest, observation.stamp)
-        self._feel(observation, executed)
+        since = self._engine.spec.step_period if self._newest is None else (observation.stamp - self._newest) / NS
+        self._feel(observation, executed, since)
         # The forecast was trained on the command in force, the world model on the mean over the period.
         _, in_force = self._held(observation.stamp - 1, observation.stamp)[-1]
-        self._pilot.observe(observation.image, in_force, 1)
+        self._pilot.observe(observation.image, in_force, 1, since)
         decided = None
         if decision and observation.task.terms and self._slot is None:
             decided = self._answer(observation, decision, begun)
@@ -226,15 +227,13 @@ class DecidingWorker(Worker):
         effort = Effort.of(terms, steps)
         return self.times.predict(effort) if steps == 2 else self.times.typical_tick(effort)
 
-    def _feel(self, observation: Observation, executed: np.ndarray) -> None:
-        """Update the odometry to the moment of the observation."""
+    def _feel(self, observation: Observation, executed: np.ndarray, since: float) -> None:
+        """Update the odometry to the moment of the observation, ``since`` s after the one before."""
         reading = self._odometry(observation.stamp)
         self.measures_odometry = reading is not None
         if reading:
             self._pilot.odometry.measured(*reading)
         else:
-            period = self._engine.spec.step_period
-            since = period if self._newest is None else (observation.stamp - self._newest) / NS
             self._pilot.odometry.executed(executed, since)
 
     def _answer(self, observation: Observation, decision: Decision, begun: float) -> Decided:

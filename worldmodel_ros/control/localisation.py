@@ -28,7 +28,8 @@ BEARING = math.radians(1.5)
 _RANGE = (0.05, 0.06)                 # m, and for each m
 _IN_VIEW, _NEAR, _FAR = math.radians(38.0), 0.45, 3.5
 _GATE = 3.0                           # standard deviations beyond which a measurement is rejected
-_JUMP = 1.0, math.radians(120.0)      # m or rad between two frames, beyond which the odometry was reset
+_JUMP = 1.0, math.radians(120.0)      # m or rad between two frames, beyond which the odometry was reset,
+_FASTEST = 5.0, 5.0                   # unless images are missing, with at least so many m/s or rad/s
 _UNMEASURED = (0.05, 0.05, 0.1)       # m, m, rad: standard deviation of the motion in that time
 _MOVED = 10                           # rejected measurements in a row, after which a thing has been moved
 
@@ -99,8 +100,8 @@ class Localiser:
         moved[4:8, 3] = normals @ (shift[1], -shift[0])  # an offset changes as its wall turns about the new origin
         self._covariance = moved @ self._covariance @ moved.T
 
-    def moved(self, odometry: np.ndarray) -> None:
-        """Predict: take the odometry pose (3,) at the next frame."""
+    def moved(self, odometry: np.ndarray, seconds: float = 0.0) -> None:
+        """Predict: take the odometry pose (3,) at the next frame, so many ``seconds`` after the one before."""
         odometry = np.asarray(odometry, float)
         if self._odometry is None:
             self._odometry = odometry
@@ -109,7 +110,8 @@ class Localiser:
         before, self._odometry = self._odometry, odometry
         way = to_base(odometry[:2], before)
         turn = math.remainder(odometry[2] - before[2], math.tau)
-        if math.hypot(*way) > _JUMP[0] or abs(turn) > _JUMP[1]:
+        if any(each > max(jump, fastest * seconds)
+               for each, jump, fastest in zip((math.hypot(*way), abs(turn)), _JUMP, _FASTEST)):
             self._covariance[_POSE, _POSE] += np.diag(np.square(_UNMEASURED))
             return
         x, y, yaw = self._state[_POSE]

@@ -98,15 +98,15 @@ class Pilot:
         self.odometry = Odometry()
         self.last: dict[str, float] = {}  # s, of the parts of the newest tick
 
-    def observe(self, image: np.ndarray, executed: np.ndarray, passes: int) -> None:
-        """Take a frame and forecast from it in so many passes; ``odometry`` must be that of the frame. Raises OutputError for a
-        forecast that is not finite."""
+    def observe(self, image: np.ndarray, executed: np.ndarray, passes: int, seconds: float = 0.0) -> None:
+        """Take a frame, so many ``seconds`` after the one before (0: a period), and forecast from it in so many passes;
+        ``odometry`` must be that of the frame. Raises OutputError for a forecast that is not finite."""
         self.last = {}
         with self._measure(SEEING[passes]):
             seen = Seen(*self._forecast.observe(image, executed, self.odometry.twist, passes), self._forecast.times)
             for what, values in (('presence', seen.presence), ('places', seen.places), ('walls', seen.walls)):
                 require_finite(values, f'the forecast of {what}')
-            self._localiser.moved(self.odometry.pose)
+            self._localiser.moved(self.odometry.pose, seconds)
             self._localiser.saw(seen.presence, seen.places[0], seen.walls)
             direction, _ = self._localiser.walls()
             self._wall_colours.saw(image, seen.presence, seen.places[0], seen.walls, self._localiser.pose[2] - direction)

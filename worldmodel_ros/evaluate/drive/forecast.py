@@ -71,15 +71,15 @@ class ForecastReplay:
             self._pilot, self._episode, self._stamp = Pilot(self._forecasts.open()), tick.episode, None
             self._past.clear()
         pilot = self._pilot
+        since = self._spec.step_period if self._stamp is None else (tick.stamp_ns - self._stamp) / NS
         if tick.wheels is not None:
             pilot.odometry.measured(*tick.wheels)
             self._measured += 1
         else:
-            since = self._spec.step_period if self._stamp is None else (tick.stamp_ns - self._stamp) / NS
             pilot.odometry.executed(tick.executed, since)
         self._stamp = tick.stamp_ns
         begun = time.perf_counter()
-        pilot.observe(tick.image, tick.executed, 1)
+        pilot.observe(tick.image, tick.executed, 1, since)
         self._decide(tick)
         self._seconds.append(time.perf_counter() - begun)
         self._ticks += 1
