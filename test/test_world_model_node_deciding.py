@@ -204,6 +204,7 @@ def test_the_wheels_are_heard_and_it_is_said_where_they_are_not(node):
         node.film(0.1)
     assert [0.25, -0.5] in [pytest.approx(each) for each in Stream.measured[-6:]]
     wait_for(lambda: node.report()[2]['odometry'] == 'measured' or (publish(), node.film(0.1)), 'the wheels to be reported')
+    assert node.subject._deciding.odometry.frame == 'odom'  # it names none
     for ahead, words in ((-5_000_000_000, 's before ROS time'), (5_000_000_000, 's ahead of ROS time')):
         wait_for(lambda: words in node.report()[2]['odometry'] or (publish(ahead), node.film(0.1)), 'the wrong stamps')
         answer = set_task(node, Term(kind=Term.REACH, place=[1.0, 0.0]))

@@ -43,6 +43,7 @@ _PACKAGE = 'geometry_msgs/msg/'
 # The default QoS, which rclpy, RViz and Foxglove offer. Deep enough to receive all goals in order after a stall of this
 # process.
 _ORDINARY = QoSProfile(depth=10)
+ODOM = 'odom'  # REP 105: the frame of an odometry that names none
 _RECENT = 1.0  # s, from the stamp of the newest odometry to ROS time
 _APART = 0.1  # s, at most, between the two receptions of one message
 
@@ -307,7 +308,7 @@ class OdometryTopic:
 
     def _hear(self, message: Odometry) -> None:
         if self.readings.add(Reading.of(message)):
-            self.frame = message.header.frame_id.lstrip('/')
+            self.frame = message.header.frame_id.lstrip('/') or ODOM
         else:
             self._refusals.count('odometry: not finite')
 
