@@ -107,6 +107,18 @@ def test_without_resume_only_a_reset_lets_driving_go_on():
     assert rig.offer(rig.chunk())
 
 
+@pytest.mark.parametrize('on_timeout', ['slow', 'hold'])
+def test_a_reset_while_braking_counts_and_lets_braking_end(on_timeout):
+    rig = Rig(resume_after=0, on_timeout=on_timeout)
+    rig.drive(v=0.6)
+    rig.wait(0.15)
+    assert rig.gate.state in (State.SLOWING, State.HOLDING)
+    rig.gate.reset()
+    rig.wait(1.0)
+    assert rig.gate.state is State.STOPPED and rig.gate.motion.row == (0.0, 0.0)
+    assert rig.offer(rig.chunk())
+
+
 def test_a_stop_asked_for_by_the_model_is_obeyed_at_any_age():
     rig = Rig()
     rig.drive(v=0.4)

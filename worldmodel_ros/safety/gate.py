@@ -240,6 +240,7 @@ class Gate:
         self.last_refusal: Refusal | None = None
         self._order = Order()
         self._faulted = False
+        self._excused = False  # by a reset while braking: the stop is repeated, and the next good command passes
         self._good = 0
         self._step_period = 0.0
         self._passed_at = self._good_at = self._entered_at = self._ticked_at = 0.0
@@ -257,7 +258,7 @@ class Gate:
             self.refuse(refusal, own=self._order.is_current(chunk.episode_id))
             return None
         self._order.accept(chunk, now)
-        if self._faulted and self.state is State.STOPPED and not self._resumes(now):
+        if self._faulted and not self._excused and self.state is State.STOPPED and not self._resumes(now):
             return None
         return self._pass(chunk, now)
 
@@ -332,6 +333,7 @@ class Gate:
         """
         self.first_reason = ''
         self._order = Order()
+        self._excused = True
         if self.state is State.STOPPED:
             self._faulted = False
             self.reason = 'reset, waiting for a command'
@@ -413,7 +415,7 @@ class Gate:
         return None
 
     def _fault(self, reason: str) -> None:
-        self._faulted = True
+        self._faulted, self._excused = True, False
         self._good = 0
         self.reason = reason
         self.first_reason = self.first_reason or reason
