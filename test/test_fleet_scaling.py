@@ -228,14 +228,13 @@ def test_no_server_is_started_again_while_the_fleet_ends(monkeypatch, tmp_path):
         def close(self):
             self.closed.set()
 
-    def end(front, timeout):
+    def until_asked(front, end):
         assert Slow.looked.wait(30.0)
-        raise interrupts.Interrupted
     monkeypatch.setattr(process, 'LocalPool', Slow)
     monkeypatch.setattr(process, '_LOOK', 0.01)
-    monkeypatch.setattr(Front, 'run', end)
+    monkeypatch.setattr(Front, 'run', until_asked)
     monkeypatch.setattr(process.realtime, 'apply', lambda *what, **more: None)
-    for each in ('raise_interrupted', 'ignore'):
+    for each in ('raise_interrupted', 'End', 'ignore'):  # signals are the test process's
         monkeypatch.setattr(interrupts, each, lambda: None)
     before = sys.getswitchinterval()
     try:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from worldmodel_ros.interrupts import End
 from worldmodel_ros.serving.client.link import Unavailable, ask_status
 from worldmodel_ros.serving.client.network import Endpoint
 from worldmodel_ros.serving.transport import messages
@@ -125,9 +126,12 @@ class Front:
         for thread in self._looking:
             thread.start()
 
-    def run(self, timeout: float | None = None) -> None:
-        """Serve; with a ``timeout`` [s], return after the first events, or after that time without any."""
-        while True:
+    def run(self, timeout: float | None = None, end: End | None = None) -> None:
+        """Serve, until ``end`` is asked for; with a ``timeout`` [s], return after the first events, or after that time without
+        any."""
+        if end:
+            self._selector.register(end, selectors.EVENT_READ)
+        while not (end and end.asked):
             for key, _ in self._selector.select(timeout):
                 if key.fileobj is self._listening:
                     self._accept()

@@ -120,7 +120,8 @@ def up(socket: Path, options: Options) -> int:
                                 *options.host_arguments, *options.arguments], path.with_suffix('.log'))
         for number in range(scaling.fewest):  # last: if anything above is refused, servers of a lost front go on
             start(number)
-        looking = threading.Thread(target=_look, args=(pool, front, Scaler(scaling), start, over, refused), name='pool',
+        end = interrupts.End()
+        looking = threading.Thread(target=_look, args=(pool, front, Scaler(scaling), start, over, refused, end), name='pool',
                                    daemon=True)
         looking.start()
         listening.listen()
@@ -130,12 +131,11 @@ def up(socket: Path, options: Options) -> int:
         # Robots that open a session wait for this thread. Servers and threads started later must not inherit its priority.
         realtime.apply(_log, options.realtime_priority, inherited=False)
         sys.setswitchinterval(realtime.SWITCH_INTERVAL)  # a look at the servers may hold the GIL this long
-        while not refused.is_set():
-            front.run(_LOOK)
-        raise PoolError('its servers refuse their configuration: ' + paths[0].with_suffix('.log').read_text()[-500:])
+        front.run(end=end)
+        if refused.is_set():
+            raise PoolError('its servers refuse their configuration: ' + paths[0].with_suffix('.log').read_text()[-500:])
     except interrupts.Interrupted:
-        _log.info('ended by a signal')
-        return 0
+        pass
     finally:
         interrupts.ignore()
         over.set()
@@ -145,6 +145,8 @@ def up(socket: Path, options: Options) -> int:
             if part:
                 part.close()
         listening.close()
+    _log.info('ended by a signal')
+    return 0
 
 
 def _tell_of_others(socket: Path, paths: list[Path]) -> None:
@@ -156,7 +158,7 @@ def _tell_of_others(socket: Path, paths: list[Path]) -> None:
 
 
 def _look(pool: Pool, front: Front, scaler: Scaler, start: Callable[[int], None], over: threading.Event,
-          refused: threading.Event) -> None:
+          refused: threading.Event, end: interrupts.End) -> None:
     while not over.wait(_LOOK):
         try:
             front.pool = pool.look()
@@ -166,6 +168,7 @@ def _look(pool: Pool, front: Front, scaler: Scaler, start: Callable[[int], None]
             continue
         if 'refused' in front.pool.values():
             refused.set()
+            end.ask()
             return
 
 
