@@ -328,6 +328,21 @@ def test_moves_that_hang_hold_up_no_others_that_are_asked_for_and_are_not_done_a
     assert sorted(asked) == ['asked for', 'd', 'e', 'f']  # each once
 
 
+def test_clients_that_name_no_session_count_as_long_as_their_server_has_them_and_are_not_moved(fleet, monkeypatch):
+    asked, names = [], [f'gateway/arm/#{number}' for number in range(4)]
+    monkeypatch.setattr(fronts, 'ask_move', lambda *arguments: asked.append(arguments))
+    made = fleet(status(), {}, settings=replace(SETTINGS, lease=0.1, high=0.7))
+    wait_for(lambda: all(made.alive()))
+    for name in names[:3]:
+        made.front.place(name)
+    made.own = {**status(), 'robots': [{'robot': name} for name in names]}  # one was placed by a front before this one
+    time.sleep(0.5)  # some leases, and many looks
+    assert made.front.room() == ({0: 0}, {0: 4}) and not made.front.empty(0)
+    assert asked == []  # the load is above what sessions are moved for
+    made.own = status()
+    wait_for(lambda: made.front.empty(0))
+
+
 def test_connections_over_which_nothing_comes_make_room_for_those_that_ask(fleet, monkeypatch, tmp_path):
     monkeypatch.setattr(fronts, '_CONNECTIONS', 3)
     made, over = fleet(status(), {}), threading.Event()

@@ -49,6 +49,7 @@ class ServerStatus:
     values: dict[str, Any]
     cost: float              # s that a single tick in two steps typically takes
     running: dict[str, int]  # the generation of each session
+    nameless: frozenset[str]  # robots and clients that name no session: nothing of theirs is stored, and they cannot move
     sessions: int | None     # that it has memory for; None: not reported
 
     @classmethod
@@ -62,8 +63,10 @@ class ServerStatus:
             most = service.get('most_sessions')
             if not 0.0 < cost < math.inf or (most is not None and type(most) is not int):
                 raise ValueError(f'ticks of {cost} s, {most} sessions')
-            return cls(values, cost, {str(robot['session']): int(robot['generation']) for robot in values.get('robots', ())
-                                      if robot.get('session')}, most)
+            robots = values.get('robots', ())
+            running = {str(robot['session']): int(robot['generation']) for robot in robots if robot.get('session')}
+            nameless = frozenset(str(robot['robot']) for robot in robots if not robot.get('session'))
+            return cls(values, cost, running, nameless, most)
         except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
             raise Unavailable(f'its status cannot be understood: {type(error).__name__}: {error}') from error
 
@@ -75,7 +78,8 @@ class Server:
     address: Path | Endpoint
     silent: int = _SILENT  # looks in a row without an answer
     status: dict[str, Any] = field(default_factory=dict)
-    cost: float = _DEFAULT_COST  # as ``ServerStatus``
+    cost: float = _DEFAULT_COST  # as ``ServerStatus``,
+    nameless: frozenset[str] = frozenset()
     problem: str = ''      # why another host is not used
 
 
@@ -361,6 +365,10 @@ class Front:
         return Demand(cost, self._period, resident=self._own, transfer=_AWAY,
                       only=None if session in self._mobile else self._own)
 
+    @property
+    def _nameless(self) -> frozenset[str]:
+        return frozenset().union(*(server.nameless for server in self.servers))
+
     def _look_always(self) -> None:
         while not self._over.wait(POLL):
             try:
@@ -407,7 +415,7 @@ class Front:
                     self.counts['servers_lost'] += 1
                     _log.error('the server at %s is lost, with %d sessions', server.address, len(lost))
                 return
-            server.silent, server.status, server.cost = 0, said.values, said.cost
+            server.silent, server.status, server.cost, server.nameless = 0, said.values, said.cost, said.nameless
             if not self._router.alive[number] and number in self._links:
                 self._router.restore(number, self._demand().cost / server.cost, said.sessions)
             elif not self._router.alive[number]:
@@ -417,6 +425,13 @@ class Front:
                 claim = Claim(session, number, generation, now + self._settings.lease)
                 self._router.claims_of([(claim, self._demand(session))])
                 self._router.renew(session, generation, now)
+            for robot in said.nameless:  # placed by its own name; no store has a generation of it
+                claim = self._router.claim(robot)
+                if claim is None:
+                    claim = Claim(robot, number, 0, now + self._settings.lease)
+                    self._router.claims_of([(claim, self._demand(robot))])
+                if claim.server == number:
+                    self._router.renew(robot, claim.generation, now)
             for session in self._router.sessions(number):
                 if session not in said.running and self._router.claim(session).lease < now:
                     self._router.release(session)
@@ -438,16 +453,18 @@ class Front:
     def _balance(self) -> None:
         with self._lock:
             self._stayed = {session for session in self._stayed if self._router.claim(session)}
-            moves = [session for session, server in self._router.overloaded(self._stayed) if server in self._own]
+            nameless = self._nameless
+            moves = [session for session, server in self._router.overloaded(self._stayed | nameless) if server in self._own]
             if not moves and self._stayed:  # all have been tried
-                moves = [session for session, server in self._router.overloaded() if server in self._own]
+                moves = [session for session, server in self._router.overloaded(nameless) if server in self._own]
                 self._stayed.difference_update(*(self._router.sessions(self._router.claim(each).server) for each in moves))
             self._begin_move(moves or self._to_come_home())  # one at a time, then look again
 
     def _begin_move(self, sessions: list[str]) -> None:
         """Begin to move the first of ``sessions`` that is not moving, unless all threads are busy: none is queued, since the
         reason for its move may change while it waits. Under the lock."""
-        session = next((each for each in sessions if each not in self._moving and each not in self._own_moving), None)
+        session = next((each for each in sessions if each not in self._moving and each not in self._own_moving
+                        and each not in self._nameless), None)
         if session is not None and len(self._own_moving) < _OWN_MOVES:
             self._own_moving.add(session)
             self._own_moves.submit(self._balance_one, session)
