@@ -70,6 +70,9 @@ def test_commands_go_before_measured_motion(drive, tmp_path):
     assert (mapping.action_topic, mapping.odometry_topic) == ('/cmd_vel', '/odom')
     assert '/odom' not in mapping.topics  # a world model takes none
     assert mapping_of(bag, written(tmp_path, 'odometry_topic: none')).odometry_topic is None
+    wheels = [(name, odometry.type, START, odometry.make((1.0, 0.0), START)) for name in ('/base/odom', '/visual/odom')]
+    assert mapping_of(write_bag(tmp_path / 'one', drive, extra=wheels[:1])).odometry_topic == '/base/odom'
+    assert mapping_of(write_bag(tmp_path / 'two', drive, extra=wheels)).odometry_topic is None  # which one is not said
 
 
 def test_a_task_is_found_by_its_type_and_a_bag_without_wheels_and_task_has_none(drive, tmp_path):

@@ -40,7 +40,7 @@ def find_mapping(bag: Bag, preset: Preset, config: Path | None = None) -> Mappin
     file names.
     """
     given = read_config(config, preset.action_names) if config else {}
-    notes = list(given.get('notes', ()))
+    chosen, notes = set(given), list(given.get('notes', ()))
     if 'image_topic' not in given:
         given['image_topic'] = _image_topic(bag)
     if 'action_topic' not in given:
@@ -58,6 +58,9 @@ def find_mapping(bag: Bag, preset: Preset, config: Path | None = None) -> Mappin
         if key not in given:
             topic = bag.topics.get(namespace + name)
             given[key] = topic.name if topic and topic.type == kind else None
+    if given['odometry_topic'] is None and 'odometry_topic' not in chosen:
+        only = [topic.name for topic in bag.topics.values() if topic.type in _ODOMETRY and topic.count]
+        given['odometry_topic'] = only[0] if len(only) == 1 else None
     if given['action_topic'] is None:
         given['actions'] = ()
     elif 'actions' not in given:
