@@ -9,7 +9,7 @@ import multiprocessing
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
 from multiprocessing.pool import Pool
 
@@ -81,7 +81,9 @@ class LiveEpisodes(Episodes):
         place = torch.from_numpy(places).to(device)
         if device.type == 'cuda':
             torch.cuda.synchronize(device)
-        with self._reading:  # on a device, what was read before comes first in its queue
+        # Free places are not read yet, and a step that is being compiled takes minutes. On a device, what was read before comes
+        # first in its queue.
+        with self._reading if self.added + len(episodes) > capacity else nullcontext():
             for name, values in arrived.items():
                 getattr(self, name)[place] = values
             self._recalls[places] = recalls
