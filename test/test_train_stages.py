@@ -151,6 +151,13 @@ def test_a_stage_of_another_configuration_is_not_taken_for_this_one(run):
         train(run, 'student.steps=5')
 
 
+def test_a_command_that_is_refused_leaves_the_configuration_of_the_run_as_it_is(run):
+    before = (run / 'config.yaml').read_text()
+    with pytest.raises(ConfigError, match='was made with another configuration'):
+        train(run, 'teacher.steps=4')
+    assert (run / 'config.yaml').read_text() == before
+
+
 def test_another_run_takes_what_is_the_same_and_does_the_rest(run, tmp_path, capsys):
     train(tmp_path, 'student.steps=2', stages=('data', 'vae', 'teacher', 'student'), others=[run])
     said = capsys.readouterr().out

@@ -39,9 +39,15 @@ class Run:
         self.config, self.out, self.ranks, self.others = config, out, ranks, others
         self._episodes: Episodes | None = None
         self._simulation: Simulation | None = None
-        if ranks.main:
-            out.mkdir(parents=True, exist_ok=True)
-            (out / 'config.yaml').write_text(yaml.safe_dump(plain(config), sort_keys=False))
+
+    def begin(self, stages: Sequence[str]) -> None:
+        """Write the configuration to the folder. Raises ConfigError, and writes nothing, if the folder has one of ``stages`` of
+        another configuration."""
+        for stage in stages:
+            self.find(stage)
+        if self.ranks.main:
+            self.out.mkdir(parents=True, exist_ok=True)
+            (self.out / 'config.yaml').write_text(yaml.safe_dump(plain(self.config), sort_keys=False))
 
     @property
     def preset(self) -> Preset:

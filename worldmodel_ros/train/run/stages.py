@@ -59,9 +59,9 @@ def run_stages(run: Run, names: Sequence[str] = ()) -> None:
     if left_out:
         raise ConfigError(f'{", ".join(left_out)} is null in the configuration: give the section, or leave it out of '
                           '--stages')
-    for name in STAGES:
-        if not run.has(name) or (names and name not in names):
-            continue
+    chosen = [name for name in STAGES if run.has(name) and (not names or name in names)]
+    run.begin(chosen)
+    for name in chosen:
         folder, stage = run.find(name), WORK[name]
         if folder is not None:
             if run.ranks.main:
