@@ -10,6 +10,8 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+# Before there is a group: defaults of its functions would keep the group, and with it threads that abort an ending process.
+import torch.distributed.nn
 from torch import Tensor
 
 # Renamed in PyTorch 2.13.

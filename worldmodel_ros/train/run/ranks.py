@@ -8,6 +8,8 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+# Before there is a group: defaults of its functions would keep the group, and with it threads that abort an ending process.
+import torch.distributed.nn
 from torch import Tensor
 
 BUCKET_BYTES = 32 * 2 ** 20  # gradients sent together: few calls, and the first is sent while others are packed
