@@ -149,9 +149,9 @@ def test_a_server_whose_gpu_is_lost_ends_and_one_that_is_out_of_memory_goes_on(t
                     raise RuntimeError({error!r})
             return run(self, network, batch)
 
-        def run_server(self, timeout=None):
+        def run_server(self, **until):
             frames.append('begun')  # the calibration is over
-            serve(self, timeout)
+            serve(self, **until)
 
         TorchBackend.run, Server.run = breaking, run_server
         from worldmodel_ros.cli.serve import main

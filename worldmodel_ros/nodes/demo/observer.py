@@ -100,8 +100,10 @@ class DemoObserver(Node):
         return f'{self.get_namespace().strip("/")}/{name}'.lstrip('/')
 
     def _on_command(self, message: TwistStamped, info: dict[str, int]) -> None:
-        # Stamped on reception by a DDS thread that needs no GIL, since this process may be delayed itself.
-        received = self.now() - (time.time_ns() - info['received_timestamp'])
+        # Stamped on reception by a DDS thread that needs no GIL, since this process may be delayed itself, also between its two
+        # clocks: read in this order, a command then seems later, never sooner than it was.
+        since = time.time_ns() - info['received_timestamp']
+        received = self.now() - since
         stamp = nanoseconds(message.header.stamp)
         if stamp and not self._driving.is_set() and not math.isnan(self._asked):
             self.waited = time.monotonic() - self._asked
