@@ -45,6 +45,7 @@ def test_version_is_told(capsys):
     (['demo', '--seconds', '-1'], 'not a number above 0'),
     (['demo', '--seconds', 'nan'], 'not a number above 0'),
     (['up', '--set', 'seed=7'], 'NAME:=VALUE'),
+    (['sim', '--seed', '-1'], "'-1' is no seed"), (['finetune', 'bag', '--out', 'x', '--seed', '-1'], "'-1' is no seed"),
     (['up', '--namespace', 'left arm'], "'left arm' is no ROS namespace"),
     (['record', '--namespace', '/2nd'], "'/2nd' is no ROS namespace"),
     (['what-if', '--names', 'sideways'], 'invalid choice'),

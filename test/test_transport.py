@@ -2,6 +2,8 @@
 import dataclasses
 import gc
 import os
+import resource
+import select
 import socket
 import stat
 import struct
@@ -319,6 +321,27 @@ def test_a_socket_is_this_users_alone(address):
     for each in (connected, accepted, listening):
         each.close()
     assert not address.exists()
+
+
+def test_where_no_more_files_can_be_opened_connections_are_closed_instead_of_being_reported_for_ever(address):
+    listening, opened, usual = ListeningSocket(address), [], resource.getrlimit(resource.RLIMIT_NOFILE)
+    listening.listen()
+    connected = [connect(address, 1.0) for _ in range(2)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, open_files())) + 4, usual[1]))
+    try:
+        with pytest.raises(OSError, match='Too many open files'):
+            while True:
+                opened.append(os.open(os.devnull, os.O_RDONLY))
+        assert [listening.accept() for _ in range(3)] == [None] * 3
+        assert [each.recv(1) for each in connected] == [b'', b''] and not select.select([listening], [], [], 0.0)[0]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, usual)
+        for file in opened:
+            os.close(file)
+    with connect(address, 1.0):
+        listening.accept()[0].close()
+    for each in (*connected, listening):
+        each.close()
 
 
 def test_another_users_process_is_turned_away(address, monkeypatch):

@@ -25,6 +25,14 @@ def positive(text: str) -> float:
     return value
 
 
+def seed(text: str) -> int:
+    """Parse the seed of random numbers."""
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f'{text!r} is no seed: it must be 0 or above')
+    return value
+
+
 def result_file(text: str) -> str:
     """Parse the path of a file that is written when long work is done, and make its folder; ``-`` stays as it is."""
     if text == '-':

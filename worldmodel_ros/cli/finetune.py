@@ -48,7 +48,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
                         help='do not train on mirrored episodes: for a camera or robot that is not symmetric')
     parser.add_argument('--device', default='auto', choices=('auto', 'cpu', 'cuda'),
                         help='where to train (default: auto)')
-    parser.add_argument('--seed', type=int, default=0, help='seed of all random numbers (default: 0)')
+    parser.add_argument('--seed', type=arguments.seed, default=0, help='seed of all random numbers (default: 0)')
     parser.add_argument('--no-report', action='store_true', help='write no HTML reports, which take a minute')
     parser.set_defaults(run=_run)
 

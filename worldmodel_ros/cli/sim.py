@@ -21,7 +21,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         'sim', help='render an episode of the simulator, driven by the expert',
         description='Renders a simulated episode, driven by the expert from the true state.',
         epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--seed', type=int, default=0, help='seed of the room (default: 0)')
+    parser.add_argument('--seed', type=arguments.seed, default=0, help='seed of the room (default: 0)')
     parser.add_argument('--goal', type=arguments.goals, default=['red'], metavar='COLOUR,...',
                         help='goals, in turn (default: red)')
     parser.add_argument('--seconds', type=arguments.positive, default=12.0,

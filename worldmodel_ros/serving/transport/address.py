@@ -9,6 +9,7 @@ import socket
 import stat
 import struct
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 AUTO = 'auto'
@@ -86,6 +87,7 @@ class ListeningSocket:
             raise
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
+        self._spare: int | None = _spare()
 
     def listen(self) -> None:
         """Let front ends connect. Raises AddressError if something foreign has appeared at the path."""
@@ -118,10 +120,13 @@ class ListeningSocket:
         return self._socket.fileno()
 
     def accept(self) -> tuple[socket.socket, int] | None:
-        """Return a connection of this user and its process id; None if it has gone or is another user's."""
+        """Return a connection of this user and its process id; None if it has gone or is another user's, or if this process can
+        open no more files: then it is closed, since the socket would be readable, and a selector return at once, for ever."""
         try:
             connected, _ = self._socket.accept()
-        except OSError:
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                self._turn_away()
             return None
         try:
             pid, uid = _peer(connected)
@@ -132,9 +137,22 @@ class ListeningSocket:
             return None
         return connected, pid
 
+    def _turn_away(self) -> None:
+        self._close_spare()
+        with suppress(OSError):  # another thread may take the place of what was closed; here, too: then the next time
+            self._socket.accept()[0].close()
+        with suppress(OSError):
+            self._spare = _spare()
+
+    def _close_spare(self) -> None:
+        if self._spare is not None:
+            os.close(self._spare)
+            self._spare = None
+
     def close(self) -> None:
         """Remove the socket and release the path."""
         self._socket.close()
+        self._close_spare()
         try:
             about = os.lstat(self.path)
             if self._made == (about.st_dev, about.st_ino):  # another file may have been put there
@@ -142,6 +160,11 @@ class ListeningSocket:
         except OSError:
             pass  # it is not there any more
         os.close(self._lock)
+
+
+def _spare() -> int:
+    """Return an open file that is closed to accept a connection where no more files can be opened."""
+    return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def connect(path: Path, timeout: float) -> socket.socket:
