@@ -1,4 +1,5 @@
 """When a fleet starts a server more and ends one: the decision alone, and with real servers and robots."""
+import logging
 import subprocess
 import sys
 import threading
@@ -236,11 +237,13 @@ def test_no_server_is_started_again_while_the_fleet_ends(monkeypatch, tmp_path):
     monkeypatch.setattr(process.realtime, 'apply', lambda *what, **more: None)
     for each in ('raise_interrupted', 'End', 'ignore'):  # signals are the test process's
         monkeypatch.setattr(interrupts, each, lambda: None)
-    before = sys.getswitchinterval()
+    log = logging.getLogger('worldmodel_ros')
+    interval, level = sys.getswitchinterval(), log.level
     try:
         assert process.up(tmp_path / 'front.sock', Options(servers=1, page=-1)) == 0
     finally:
-        sys.setswitchinterval(before)
+        sys.setswitchinterval(interval)
+        log.setLevel(level)
     for thread in threading.enumerate():
         if thread.name == 'pool':
             thread.join(30.0)

@@ -1,5 +1,6 @@
 """The dialect of openpi: replies, refusals, steps that are not done twice, sessions that outlast their connection."""
 import contextlib
+import logging
 import threading
 import time
 
@@ -177,7 +178,7 @@ def test_a_gateway_that_ends_with_connections_open_ends_their_sessions_once(tmp_
         with gateway(tmp_path) as running:
             for name in ('', 'named'):
                 infer(stack.enter_context(robot(running)), session_id=name)
-    assert not caplog.records and len(running.service.closed) == 2
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING] and len(running.service.closed) == 2
 
 
 def test_reset_begins_an_episode_and_lets_steps_begin_again(running):
