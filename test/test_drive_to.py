@@ -280,7 +280,7 @@ def test_a_pose_is_a_goal_where_odometry_tells_where_the_robot_is(robot, capfd):
     assert not robot.send(pose=robot.place(1.0, 2.0)).accepted
     assert 'none is heard on odom' in capfd.readouterr().err
     robot.pose = (1.0, 1.0, math.pi / 2)
-    wait_for(lambda: robot.node.subject._deciding.odometry.frame == 'odom', 'odometry')
+    wait_for(lambda: not robot.node.subject._deciding.odometry.degraded_reason(), 'odometry')
     assert not robot.send(pose=robot.place(1.0, 2.0, 'map')).accepted
     assert "frame 'map' is not understood" in capfd.readouterr().err
     assert not robot.send(pose=robot.place(math.nan, 2.0)).accepted
@@ -303,7 +303,7 @@ def test_a_pose_is_a_goal_where_odometry_tells_where_the_robot_is(robot, capfd):
 
 def test_the_orientation_of_a_pose_is_turned_to(robot):
     robot.pose = (1.0, 1.0, 0.0)
-    wait_for(lambda: robot.node.subject._deciding.odometry.frame == 'odom', 'odometry')
+    wait_for(lambda: not robot.node.subject._deciding.odometry.degraded_reason(), 'odometry')
     handle = robot.accepted(pose=robot.place(1.0, 1.0, yaw=1.0))
     result = handle.get_result_async()
     wait_for(lambda: robot.feedback, 'feedback')
@@ -321,7 +321,7 @@ def white():
 
 def test_an_image_is_a_goal_that_is_found_by_the_things_in_it(robot, capfd):
     robot.pose = (1.0, 1.0, 0.0)
-    wait_for(lambda: robot.node.subject._deciding.odometry.frame == 'odom', 'odometry')
+    wait_for(lambda: not robot.node.subject._deciding.odometry.degraded_reason(), 'odometry')
     SHOWN.clear()
     assert not robot.send(image=white()).accepted
     assert 'of one colour' in capfd.readouterr().err
@@ -355,7 +355,7 @@ def test_the_answer_says_so_where_an_image_may_be_of_many_places(thing, turn, sa
 
 def test_a_pose_of_rviz_is_driven_to_and_one_in_base_link_is_where_the_robot_was(robot):
     robot.pose = (1.0, 1.0, math.pi / 2)
-    wait_for(lambda: robot.node.subject._deciding.odometry.frame == 'odom', 'odometry')
+    wait_for(lambda: not robot.node.subject._deciding.odometry.degraded_reason(), 'odometry')
     wait_for(robot.poses.get_subscription_count, 'the node to listen to goal_pose')
     robot.poses.publish(robot.place(0.0, 2.0))
     wait_for(lambda: robot.task.name == 'place (0.000, 2.000)', 'the place')
@@ -392,7 +392,7 @@ def test_feedback_leaves_out_what_is_not_known():
 
 def test_the_command_line_takes_an_image(robot, tmp_path, capsys):
     robot.pose = (1.0, 1.0, 0.0)
-    wait_for(lambda: robot.node.subject._deciding.odometry.frame == 'odom', 'odometry')
+    wait_for(lambda: not robot.node.subject._deciding.odometry.degraded_reason(), 'odometry')
     SHOWN.update(PLACES)
     there = tmp_path / 'there.png'
     assert cli.main(['drive-to', '--image', str(there)]) == 2

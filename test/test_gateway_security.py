@@ -226,6 +226,7 @@ def test_the_audit_log_names_who_did_what_and_no_token(running, audit_file):
 
 
 def test_an_audit_log_on_a_full_disk_is_told_once_and_goes_on_when_there_is_room(tmp_path, monkeypatch, caplog):
+    caplog.set_level('INFO', 'worldmodel_ros')
     room = iter([3, None, None, 10_000, 10_000, 10_000])  # bytes that each write finds room for; None: it fails
     written = os.write
 
