@@ -10,6 +10,7 @@ import threading
 import time
 from concurrent.futures import Future as Promise
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 from fake_engine import future
@@ -166,10 +167,16 @@ def serving(path, service=None, limits=Limits()):
         running.service.stop()
 
 
+def listens(path):
+    """Whether a process listens at a path, where for a moment there is a socket that refuses connections."""
+    rows = (line.split() for line in Path('/proc/net/unix').read_text().splitlines()[1:])
+    return any(row[3] == '00010000' and row[7:] == [str(path)] for row in rows)  # __SO_ACCEPTCON
+
+
 def wait_for_socket(process, path, timeout=120.0):
     """Wait until a process serves at a path; if it does not, end it and fail with its output."""
     end = time.monotonic() + timeout
-    while not path.exists():
+    while not listens(path):
         if process.poll() is not None or time.monotonic() > end:
             process.kill()
             raise AssertionError(f'nothing serves at {path}: {last_words(process)}')
