@@ -294,11 +294,12 @@ def test_a_pose_is_a_goal_where_odometry_tells_where_the_robot_is(robot, capfd):
     chosen = next((each for each in ahead.candidates if each.name == ahead.chosen), None)
     assert chosen is None or chosen.x[-1] > 0.3  # it is straight ahead
     PLACES.clear()  # they would go along
-    for _ in range(5):  # no jump, which would be a reset
-        robot.pose, GONE[0] = (1.0, robot.pose[1] + 0.38, math.pi / 2), GONE[0] + 0.38
-        time.sleep(0.15)
+    for left in (1.62, 1.24, 0.86, 0.48, 0.1):  # no jump, which would be a reset
+        robot.pose, GONE[0] = (1.0, 3.0 - left, math.pi / 2), 2.0 - left
+        if left > 0.1:
+            wait_for(lambda left=left: robot.feedback[-1][1].distance == pytest.approx(left, abs=0.01), 'the next step')
     answer = robot.result(handle)
-    assert answer.result.code == DriveTo.Result.REACHED and answer.result.distance == pytest.approx(0.1, abs=0.03)
+    assert answer.result.code == DriveTo.Result.REACHED and answer.result.distance == pytest.approx(0.1, abs=0.01)
 
 
 def test_the_orientation_of_a_pose_is_turned_to(robot):

@@ -3,10 +3,10 @@ import math
 
 import numpy as np
 import pytest
-from test_localisation import HALF, THINGS, seen_from
+from test_localisation import HALF, THINGS, Room, seen_from
 
 from worldmodel_ros.control.localisation import Localiser
-from worldmodel_ros.control.pilot import SLOTS, STANDING, Pilot
+from worldmodel_ros.control.pilot import STANDING, Pilot
 from worldmodel_ros.control.sight import NAME, Sight
 from worldmodel_ros.control.task import TaskError, to_place, to_sight
 from worldmodel_ros.control.terms import Outcome, Reach, places, utilities
@@ -152,15 +152,6 @@ def test_an_image_of_walls_alone_is_a_goal_and_one_of_one_colour_is_refused():
 
 
 def test_a_robot_that_has_seen_the_things_drives_to_where_they_look_as_in_the_image():
-    class Room:
-        times, true = np.array([0.0, 0.8, 1.6]), np.zeros(3)
-
-        def observe(self, image, executed, measured, passes):
-            presence, seen, walls = seen_from(self.true)
-            count = len(SLOTS) - len(presence)
-            seen = np.concatenate([seen, np.zeros((count, 2))])
-            return np.concatenate([presence, np.zeros(count)]), np.tile(seen, (3, 1, 1)), walls
-
     room, still = Room(), np.zeros(2)
     pilot, terms = Pilot(room, clock=lambda: 0.0), to_sight(sight_from(GOAL), STANDING).terms
     names = []
