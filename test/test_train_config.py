@@ -3,12 +3,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from worldmodel_ros.sim import rollout
 from worldmodel_ros.train.run import config as configuration
 from worldmodel_ros.train.run.config import from_dict, read_config
+from worldmodel_ros.train.run.ranks import Ranks
 from worldmodel_ros.train.run.reading import ConfigError
+from worldmodel_ros.train.run.run import Run
 from worldmodel_ros.train.run.variants import read_variants
 
 FOLDER = Path(__file__).resolve().parents[1] / 'config' / 'train'
@@ -102,15 +105,21 @@ def test_what_is_wrong_is_named_with_its_place(change, complaint):
     ('student.objective.contact_share=0.5', 'student.objective.contact_share would go on with .* set data.live to 8'),
     ('self_forcing={steps: 1, rate: 1.0}', 'and self_forcing would go on with'),
     ('decoder={steps: 1, rate: 1.0}', 'and decoder would go on with'), ('seed=2', None)])
-def test_stages_that_go_on_with_their_clips_learn_from_no_episodes_that_are_replaced(held, complaint):
+def test_stages_that_go_on_with_their_clips_learn_from_no_episodes_that_are_replaced(held, complaint, tmp_path):
     changes = ['self_forcing=null', 'imitation=null', 'decoder=null', 'data.live=4', 'data.begin=2', held]
+
+    def begin(*more, processes=1):
+        Run(read_config(SMOKE, [*changes, *more]), tmp_path, Ranks(torch.device('cpu'), 0, processes)).begin(())
     if complaint is None:
-        assert read_config(SMOKE, changes).data.live == 4
+        begin()
         return
     with pytest.raises(ConfigError, match=complaint):
-        read_config(SMOKE, changes)
+        begin()
     if 'imitation' not in held:
-        assert read_config(SMOKE, [*changes, 'data.live=8']).data.live == 8
+        begin('data.live=8')
+        begin('data.held_back=0', processes=2)  # each simulates and holds its half
+        with pytest.raises(ConfigError, match='data.live holds 4 of 5 episodes of a process'):
+            begin(processes=2)
 
 
 def test_episodes_are_as_long_as_the_clips_that_a_model_is_judged_on():

@@ -22,8 +22,8 @@ class DataConfig:
 
     ``live``: simulate during training instead of before; this many episodes, the newest, are held on the training device, and
     nothing is written to disk. Training begins with ``begin`` of them. 0: write a dataset first. Not for the stage
-    ``imitation``; what learns from a clip for several steps needs a ``live`` of all ``episodes``. ``measured``: share of live
-    episodes whose actions are what wheel encoders measured, with their noise and slip, instead of what was commanded."""
+    ``imitation``; stages that go on with a clip need ``live`` for all episodes of a process. ``measured``: share of
+    live episodes whose actions are what wheel encoders measured, with their noise and slip, instead of what was commanded."""
 
     folders: tuple[str, ...] = ()
     episodes: int = 3000
@@ -209,7 +209,9 @@ class TrainConfig:
         if self.data.live and (self.data.folders or self.data.begin > min(self.data.live, self.data.episodes)):
             raise ValueError(f'data.live holds {self.data.live} of {self.data.episodes} episodes that are simulated, and '
                              f'training begins with {self.data.begin}: give no folders, and at most as many')
-        self._check_live()
+        if self.data.live and self.imitation:
+            raise ValueError('the stage imitation takes the features of all episodes as it begins, and data.live adds some '
+                             'later: set data.live to 0, or imitation to null')
         if not 0.0 <= self.data.measured <= 1.0 or (self.data.measured and not self.data.live):
             raise ValueError(f'data.measured is {self.data.measured}: give a share of 0 to 1, of episodes that are '
                              'simulated while the model is trained on them (data.live); in a dataset, actions are commands')
@@ -229,19 +231,18 @@ class TrainConfig:
             raise ValueError(f'evaluation.first_seed {self.evaluation.first_seed} is a seed for training: take one from '
                              f'{len(TRAINING_SEEDS)} on')
 
-    def _check_live(self) -> None:
-        """Raise ValueError if a stage refers to episodes that come later, or are replaced meanwhile."""
-        if self.data.live and self.imitation:
-            raise ValueError('the stage imitation takes the features of all episodes as it begins, and data.live adds some '
-                             'later: set data.live to 0, or imitation to null')
+    def check_live(self, processes: int) -> None:
+        """Raise ValueError if a stage goes on with clips of live episodes that are replaced meanwhile, in one of so many
+        ``processes``, each of which simulates and holds its share."""
+        data, every = self.data, range(self.data.episodes + self.data.held_back)
+        most = max(len(every[rank::processes]) - (data.held_back if rank == 0 else 0) for rank in range(processes))
         held = {f'{name}.objective.{share}': getattr(stage.objective, share) for share in ('imagined_share', 'contact_share')
                 for name in ('teacher', 'student') if (stage := getattr(self, name))}
         held |= {name: getattr(self, name) for name in ('self_forcing', 'decoder')}
         holding = [name for name, value in held.items() if value]
-        if 0 < self.data.live < self.data.episodes and holding:
-            raise ValueError(f'data.live holds {self.data.live} of {self.data.episodes} episodes, of which new ones replace '
-                             f'the oldest, and {", ".join(holding)} would go on with clips of these: set data.live to '
-                             f'{self.data.episodes}')
+        if 0 < data.live < most and holding:
+            raise ValueError(f'data.live holds {data.live} of {most} episodes of a process, of which new ones replace the '
+                             f'oldest, and {", ".join(holding)} would go on with clips of these: set data.live to {most}')
 
     @property
     def model_preset(self) -> Preset:

@@ -42,7 +42,11 @@ class Run:
 
     def begin(self, stages: Sequence[str]) -> None:
         """Write the configuration to the folder. Raises ConfigError, and writes nothing, if the folder has one of ``stages`` of
-        another configuration."""
+        another configuration, or if these processes hold too few live episodes."""
+        try:
+            self.config.check_live(self.ranks.count)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
         for stage in stages:
             self.find(stage)
         if self.ranks.main:
