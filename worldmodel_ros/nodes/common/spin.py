@@ -2,14 +2,12 @@
 
 import gc
 import os
-import signal
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future as Promise
-from types import FrameType
 
 import rclpy
 from rclpy.executors import Executor, ExternalShutdownException, SingleThreadedExecutor
@@ -17,10 +15,9 @@ from rclpy.lifecycle import LifecycleNode
 from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
 
-from worldmodel_ros import dds_security
+from worldmodel_ros import dds_security, interrupts
 from worldmodel_ros.clocks import wall_minus_steady
 from worldmodel_ros.exit_codes import BAD_CONFIGURATION
-from worldmodel_ros.interrupts import SIGNALS, Interrupted, ignore, repeat_if_dropped
 from worldmodel_ros.nodes.common.parameters import ParameterError
 
 EXECUTOR_VARIABLE = 'WORLDMODEL_EXECUTOR'
@@ -29,31 +26,6 @@ _LOG_INTERVAL = 5.0  # s, between two reports of the same exception
 _GUARD_PERIOD = 0.02  # s, between two checks of the wall clock
 _SET_BACK = 5_000_000  # ns; a slewed clock differs by less between two checks
 _POLL_PERIOD = 0.1  # s, upper bound for noticing a signal while no callback runs
-
-
-class _Signals:
-    """
-    Turns SIGINT and SIGTERM into a request to stop.
-
-    rclpy's own handlers shut the context down at once, so that a final stop command could not be published. Later signals
-    are ignored: Ctrl-C in a terminal under ``ros2 launch`` arrives twice.
-    """
-
-    def __init__(self) -> None:
-        self.stop = False
-        self.building = False
-        for number in SIGNALS:
-            signal.signal(number, self._handle)
-        repeat_if_dropped(self._build)
-
-    def _build(self) -> None:
-        self.building = True
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.stop = True
-        if self.building:
-            self.building = False
-            raise Interrupted
 
 
 class _Contained:
@@ -184,21 +156,21 @@ def run(factory: Callable[[], Node], *, executor: str | None = None, args: list[
     lifecycle node makes its shutdown transition; of any other node, ``on_shutdown()`` is called, if it has one. Call this from
     the main thread, as the last action of a process: both signals are ignored afterwards.
     """
-    signals = _Signals()
     node = None
     try:
-        signals.building = True
+        # rclpy's own handlers shut the context down at once, so that a final stop command could not be published.
+        interrupts.raise_interrupted()
         _require_security(sys.argv if args is None else args)
         rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
         node = factory()
-        signals.building = False
+        end = interrupts.End()
         # What exists now lives to the end. Traversing it in a later collection took the simulated robot 105 ms on a slow
         # machine, half a minute after its start, and made a command late.
         gc.collect()
         gc.freeze()
-        _spin(node, make_executor(executor), signals)
+        _spin(node, make_executor(executor), end)
         return 0
-    except Interrupted:
+    except interrupts.Interrupted:
         # Tearing down a half-built node, with rclpy's C++ objects, has ended in SIGSEGV.
         sys.stdout.flush()
         sys.stderr.flush()
@@ -210,13 +182,12 @@ def run(factory: Callable[[], Node], *, executor: str | None = None, args: list[
         traceback.print_exc()
         return 1
     finally:
-        signals.building = False
+        # A terminal and a launcher both send SIGINT: the second may come while the interpreter shuts down, when Python
+        # handlers are gone and the default one would turn a clean exit into a failure.
+        interrupts.ignore()
         if node is not None:
             node.destroy_node()
         rclpy.try_shutdown()
-        # A terminal and a launcher both send SIGINT: the second may come while the interpreter shuts down, when Python
-        # handlers are gone and the default one would turn a clean exit into a failure.
-        ignore()
 
 
 def _require_security(arguments: list[str]) -> None:
@@ -228,13 +199,13 @@ def _require_security(arguments: list[str]) -> None:
             raise ParameterError(refusal)
 
 
-def _spin(node: Node, executor: Executor, signals: _Signals) -> None:
+def _spin(node: Node, executor: Executor, end: interrupts.End) -> None:
     contained = _Contained(node)
     guard = _ClockGuard(executor)
     executor.add_node(node)
     try:
         # One callback at a time, so that an exception ends neither the loop nor the callbacks queued behind it.
-        while not signals.stop and rclpy.ok():
+        while not end.asked and rclpy.ok():
             if guard.set_back:
                 guard.executor = executor = _replaced(executor, node)
                 guard.set_back = False
