@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch.overrides import TorchFunctionMode
 
 from .checkpoint_description import FORMAT, ModelError, checksum, read_description, weight_files
-from .weights import SCALE, PartOf, StoredWeights, build, dequantised, quantised
+from .weights import SCALE, PartOf, StoredWeights, build, dequantised, quantised, read_tensors
 from .world_model import WorldModel
 
 if TYPE_CHECKING:
@@ -135,10 +135,7 @@ def _read_weights(folder: Path) -> dict[str, torch.Tensor]:
     """Return the tensors of a checkpoint, floating-point ones as float32."""
     state: dict[str, torch.Tensor] = {}
     for file in weight_files(folder):
-        try:
-            state.update(load_file(str(file)))
-        except Exception as error:  # safetensors raises its own and OS errors; each means the same here
-            raise ModelError(f'{file} cannot be read ({error}); restore it from the release or train again') from error
+        state |= read_tensors(file)
     scales = {name: state.pop(name + SCALE) for name in list(state) if name + SCALE in state}
     state |= {name: dequantised(state[name], scale) for name, scale in scales.items()}
     return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in state.items()}

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .checkpoint_description import ModelError
 from .scene_forecast import QUERIES, SCALE, SLOTS
+from .weights import read_tensors
 
 FACTS = SLOTS + 8  # numbers about the task and the robot, see ``facts``
 MODES = 4  # of the mixture
@@ -63,10 +63,7 @@ class ClonedPolicy(nn.Module):
         """Read weights from a safetensors file. Raises ModelError if they are missing or do not fit."""
         if not file.is_file():
             raise ModelError(f'no cloned policy at {file}: train one with python -m worldmodel_ros.train.scene.cloning')
-        try:
-            state = {name: value.float() for name, value in load_file(file).items()}
-        except Exception as error:  # safetensors raises its own and OS errors; each means the same here
-            raise ModelError(f'{file} cannot be read ({error}); restore it from the release or train again') from error
+        state = {name: value.float() for name, value in read_tensors(file).items()}
         try:
             policy = cls(len(state['norm.weight']))
             policy.load_state_dict(state)

@@ -22,7 +22,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -30,6 +29,7 @@ from worldmodel_ros.motion import along_arc
 from .checkpoint_description import ModelError, read_description, weight_files
 from .presets import Preset
 from .vae import Encoder
+from .weights import read_tensors
 from .world_model import WorldModel
 
 HORIZONS = (2, 4, 8, 16, 32)  # frames ahead
@@ -215,7 +215,7 @@ class SceneForecast(nn.Module):
         """Load a forecast that ``checkpoint.save`` wrote. Raises ModelError if it does not fit."""
         forecast, state = cls(read_description(folder).preset), {}
         for file in weight_files(folder):
-            state |= load_file(file)
+            state |= read_tensors(file)
         try:
             forecast.load_state_dict(state)
         except RuntimeError as error:

@@ -15,6 +15,7 @@ from typing import Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from .checkpoint_description import ModelError, weight_files
@@ -42,6 +43,18 @@ class Part:
 PartOf = Callable[[str], 'Part | None']  # by a tensor's name; None: all of it
 
 
+def read_tensors(file: Path) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file. Raises ModelError if it cannot be read."""
+    try:
+        return load_file(str(file))
+    except Exception as error:  # safetensors raises its own and OS errors; each means the same here
+        raise _unreadable(file, error) from error
+
+
+def _unreadable(file: Path, error: Exception) -> ModelError:
+    return ModelError(f'{file} cannot be read ({error}); restore it from the release or train again')
+
+
 class Weights(Protocol):
     """A source of tensors, by their names in the model."""
 
@@ -63,8 +76,7 @@ class StoredWeights:
                 opened = self._stack.enter_context(safe_open(str(file), 'pt', device=self._device))
             except (OSError, SafetensorError) as error:
                 self._stack.close()
-                raise ModelError(f'{file} cannot be read ({error}); restore it from the release or train '
-                                 f'again') from error
+                raise _unreadable(file, error) from error
             self._files |= dict.fromkeys(opened.keys(), opened)
         return self
 
