@@ -17,7 +17,7 @@ RECOVERY = 8.0      # s, until a robot whose system is sound again is driven
 RESTART = 40.0      # s, until it is by a process that was started again
 MOVING = 0.1        # m/s and rad/s
 STANDING = 3        # of the simulator's reports in a row (20 Hz) of a robot that stands; a gate may be back soon after
-IN_A_ROOM = 4.0     # s
+IN_A_ROOM = 4.0     # s, or until the goal is reached, where the robot may stand
 DELIVERED = 0.1     # s, in which the last command of a gate that has ended has arrived
 PAUSE = 0.5         # s, the longest without a command that moves a robot which is said to drive on: it would brake by itself
 
@@ -70,15 +70,13 @@ def afterwards(rig: Rig, timeout: float = RECOVERY) -> str:
 
 
 def longest_pause(rig: Rig, start: float) -> float:
-    """Return the longest time since ``start`` without a command that moves the robot, which may stand at its goal [s]."""
-    end = min(rig.arrival(start), time.monotonic())
-    moving = [r.at for r in rig.observer.since('cmd_vel', start) if r.at < end and not stands(r.message)]
-    return max(b - a for a, b in pairwise([start, *moving, end]))
+    """Return the longest time since ``start`` without a command that moves the robot [s]."""
+    moving = [r.at for r in rig.observer.since('cmd_vel', start) if not stands(r.message)]
+    return max(b - a for a, b in pairwise([start, *moving, time.monotonic()]))
 
 
 def drives_through(rig: Rig, start: float) -> float:
-    """Check that the robot has been driven all the time since ``start`` until it came to its goal; return the longest pause
-    [s]."""
+    """Check that the robot has been driven all the time since ``start``; return the longest pause [s]."""
     pause = longest_pause(rig, start)
     if pause > PAUSE:
         raise Missed(f'nothing moved the robot {rig.namespace} for {pause * 1e3:.0f} ms', pause - PAUSE, start,
@@ -88,8 +86,8 @@ def drives_through(rig: Rig, start: float) -> float:
 
 def drives_while(rig: Rig, busy: Callable[[], bool], timeout: float) -> float:
     """
-    Drive from room to room while something else goes on, for ``timeout`` s at most; check that the robot is driven to its
-    goal in each of them, and return the longest pause [s].
+    Drive from goal to goal while something else goes on, for ``timeout`` s at most; check that the robot is driven all the
+    time to each of them, and return the longest pause [s].
     """
     longest, end = 0.0, time.monotonic() + timeout
     while busy() and time.monotonic() < end:
