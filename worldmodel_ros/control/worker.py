@@ -37,8 +37,8 @@ Job = Callable[['Session'], Any]
 _NICENESS = -10
 
 
-class Arrivals:
-    """When a robot's observations come, and how soon the next one may.
+class Cadence:
+    """How often a robot's observations come, and how soon the next one may.
 
     A camera may be slower than the model, which leaves spare time. Hence the shortest of the last periods: that images were
     missing says nothing about the next one.
@@ -75,7 +75,7 @@ class Worker:
         self._background = BackgroundWork(engine.step_times, engine.spec.step_period, listener, clock)
         self._thread = WorkThread('engine')
         self._slot: Observation | None = None
-        self._arrivals = Arrivals(engine.spec.step_period)
+        self._cadence = Cadence(engine.spec.step_period)
         self._expected: float | None = None  # when the next observation comes, steady time in s
         self._episode: int | None = None
         self._starts_over = False  # the session must start over although the episode continues
@@ -115,7 +115,7 @@ class Worker:
         self._responder.open(observation)
         with self._thread.wake:
             dropped, self._slot = self._slot is not None, observation
-            self._expected = observation.received + self._arrivals.arrived(observation.received)
+            self._expected = observation.received + self._cadence.arrived(observation.received)
             self._thread.stir()
         return dropped
 

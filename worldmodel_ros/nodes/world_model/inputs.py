@@ -325,8 +325,10 @@ class OdometryTopic:
 
     def in_words(self, measured: bool) -> str:
         """Return whether the pose of the newest image was ``measured``, else what stands in, and why."""
+        if measured:
+            return 'measured'
         reason = self.degraded_reason() or 'the newest image was taken too long after a message on odom'
-        return 'measured' if measured else f'executed commands stand in: {reason}'
+        return f'executed commands stand in: {reason}'
 
     def place(self, pose: PoseStamped, base_frame: str) -> tuple[float, ...]:
         """Return ``pose`` as x, y, yaw in the odometry frame, without yaw if its quaternion is all 0. Raises TaskError for an

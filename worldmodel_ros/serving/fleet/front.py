@@ -463,8 +463,8 @@ class Front:
     def _begin_move(self, sessions: list[str]) -> None:
         """Begin to move the first of ``sessions`` that is not moving, unless all threads are busy: none is queued, since the
         reason for its move may change while it waits. Under the lock."""
-        session = next((each for each in sessions if each not in self._moving and each not in self._own_moving
-                        and each not in self._nameless), None)
+        staying = self._moving | self._own_moving | self._nameless
+        session = next((each for each in sessions if each not in staying), None)
         if session is not None and len(self._own_moving) < _OWN_MOVES:
             self._own_moving.add(session)
             self._own_moves.submit(self._balance_one, session)

@@ -19,6 +19,7 @@ from worldmodel_ros.serving.client.link import Unavailable, ask_status
 _log = logging.getLogger(__name__)
 _PATIENCE = 10.0  # s for a server to shut down cleanly
 _ATTEMPTS = 3     # to start Ray
+REFUSED = 'refused'  # state of a server that refuses its configuration
 UNHEARD = 'actor'  # prefix of a state that is unknown, since the server's Ray actor does not report it
 _AGAIN = 1.0      # s before a server that has ended is restarted
 
@@ -78,7 +79,7 @@ class ServerProcess:
         elif self._child.poll() is None:
             return 'runs'
         elif self._child.returncode == BAD_CONFIGURATION:
-            return 'refused'
+            return REFUSED
         now = time.monotonic()
         if not self._ended:
             self._ended = now

@@ -17,7 +17,7 @@ from worldmodel_ros.serving.client.network import Endpoint
 from worldmodel_ros.serving.transport.address import ListeningSocket
 from .dashboard import Dashboard
 from .front import SETTINGS, Front
-from .pools import LocalPool, Pool, PoolError
+from .pools import REFUSED, LocalPool, Pool, PoolError
 from .ray_driver import RayDriver
 from .scaling import Scaler, ScalingSettings
 
@@ -101,7 +101,7 @@ def up(socket: Path, options: Options) -> int:
     front: Front | None = None
     page: Dashboard | None = None
     looking: threading.Thread | None = None
-    over, refused = threading.Event(), threading.Event()
+    over = threading.Event()
     try:
         scaling = options.scaling()
         paths = [socket.with_name(f'{socket.stem}-{number}.sock') for number in range(scaling.most)]
@@ -121,7 +121,7 @@ def up(socket: Path, options: Options) -> int:
         for number in range(scaling.fewest):  # last: if anything above is refused, servers of a lost front go on
             start(number)
         end = interrupts.End()
-        looking = threading.Thread(target=_look, args=(pool, front, Scaler(scaling), start, over, refused, end), name='pool',
+        looking = threading.Thread(target=_look, args=(pool, front, Scaler(scaling), start, over, end), name='pool',
                                    daemon=True)
         looking.start()
         listening.listen()
@@ -132,7 +132,7 @@ def up(socket: Path, options: Options) -> int:
         realtime.apply(_log, options.realtime_priority, inherited=False)
         sys.setswitchinterval(realtime.SWITCH_INTERVAL)  # a look at the servers may hold the GIL this long
         front.run(end=end)
-        if refused.is_set():
+        if REFUSED in front.pool.values():
             raise PoolError('its servers refuse their configuration: ' + paths[0].with_suffix('.log').read_text()[-500:])
     except interrupts.Interrupted:
         pass
@@ -158,7 +158,7 @@ def _tell_of_others(socket: Path, paths: list[Path]) -> None:
 
 
 def _look(pool: Pool, front: Front, scaler: Scaler, start: Callable[[int], None], over: threading.Event,
-          refused: threading.Event, end: interrupts.End) -> None:
+          end: interrupts.End) -> None:
     while not over.wait(_LOOK):
         try:
             front.pool = pool.look()
@@ -166,8 +166,7 @@ def _look(pool: Pool, front: Front, scaler: Scaler, start: Callable[[int], None]
         except Exception:  # Ray itself may be away: the servers continue
             _log.exception('the pool cannot be asked')
             continue
-        if 'refused' in front.pool.values():
-            refused.set()
+        if REFUSED in front.pool.values():
             end.ask()
             return
 

@@ -9,7 +9,7 @@ from typing import Any
 import cv2
 import numpy as np
 
-from worldmodel_ros.control.worker import Arrivals
+from worldmodel_ros.control.worker import Cadence
 from worldmodel_ros.engine.engine import Engine
 from worldmodel_ros.engine.futures import Moment
 from worldmodel_ros.engine.session import Session
@@ -67,7 +67,7 @@ class TickTiming:
 
     def __init__(self, period: float):
         """``period`` [s]: the model's, assumed for the client until its ticks turn out to be slower."""
-        self._period, self._arrivals = period, Arrivals(period)
+        self._period, self._cadence = period, Cadence(period)
         self._due: float | None = None
         self._early: deque[float] = deque(maxlen=50)
 
@@ -75,7 +75,7 @@ class TickTiming:
         """Record a tick; return the steady time [s] before which the next one is not expected."""
         if self._due is not None:
             self._early.append(self._due - now)
-        period = self._arrivals.arrived(now)
+        period = self._cadence.arrived(now)
         self._due = now + period
         # A tick more than a quarter of a period early does not mean that the next one will be.
         return self._due - min(max([0.0, *self._early]), period / 4)

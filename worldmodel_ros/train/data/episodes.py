@@ -147,9 +147,8 @@ class Episodes:
 
     def _clips_of_lengths(self, count: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         device = self.frames.device
+        self._require(length, int(self.lengths.max()))
         starts = (self.lengths - length + 1).clamp_min(0)
-        if not starts.any():
-            self._require(length, int(self.lengths.max()))
         episode = torch.multinomial(starts.double(), count, replacement=True, generator=generator)[:, None]
         drawn = torch.rand((count, 1), device=device, generator=generator, dtype=torch.double)
         start = (drawn * starts[episode]).long()
