@@ -237,21 +237,23 @@ def test_a_frame_that_is_overwritten_while_it_is_read_is_not_used():
     thread.start()
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
+    end = time.monotonic() + 60
     try:
-        for _ in range(500):
+        # No fixed number of reads: hundreds are refused in a time for which the writer may lie still in mid-frame.
+        while (torn < 20 or whole < 100) and time.monotonic() < end:
             number = int(reader._ended[0][0])
             try:
                 taken = reader.read(0, number)
             except MessageError:
                 torn += 1
             else:
-                whole += 1
+                whole += number > 0  # 0: none has been written yet
                 assert number == 0 or (taken == number % 251).all(), 'a torn frame was taken for a whole one'
     finally:
         sys.setswitchinterval(interval)
         over.set()
         thread.join()
-    assert whole and torn + whole == 500
+    assert torn >= 20 and whole >= 100, f'{torn} torn and {whole} whole frames read within a minute'
 
 
 def test_a_frame_of_another_shape_is_refused():
