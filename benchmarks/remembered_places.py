@@ -3,8 +3,9 @@
     python benchmarks/remembered_places.py --seeds 3100000:3100300 --json remembered_places.json
 
 Ahead: the expert drives to a goal, for 2.4 s with images for the forecast; then images end, and 1 and 5 s later
-the goal's bearing is computed from its last place, moved by the commands that were executed since, or by the wheels' odometry;
-the bound is what odometry gives for the goal's true place. As in ``worldmodel evaluate quality``, a case counts if the
+the goal's bearing is computed from its last place, moved by the commands that were executed since, by the wheels' odometry, or
+by the robot's ``Localiser``, which knows both and has learned, while there were images, what they are wrong by; the bounds are
+what each gives for the goal's true place. As in ``worldmodel evaluate quality``, a case counts if the
 camera sees the goal at the start and at the horizon. Turned away: the robot looks at a thing for 1.6 s, turns until it is
 behind it, and stands; images go on, and 5 s after the thing was last in view it should be known, with its bearing.
 """
@@ -30,6 +31,7 @@ from worldmodel_ros.sim.world import LIMITS, World
 LOOKS, AHEAD = 24, (10, 50)  # ticks: with images, and after the last one
 LOOKS_AT, SINCE = 16, 50  # ticks: at the thing, and since it was last in view
 WITHIN = math.radians(5.0)
+WAYS = ('commands', 'odometry', 'localiser')  # by which the goal's place is moved once there are no more images
 _NAMES = [slot.name for slot in SLOTS]
 _TURN = 1.2  # rad/s
 _LOST = 0.5  # probability below which a thing is not known
@@ -72,21 +74,25 @@ def ahead(robot: Robot) -> list[dict]:
         robot.look()
         robot.drive(expert_action(world, goal))
     robot.look()
-    seen, start = robot.pilot.known.seen, np.array(robot.odometry.pose)
     if not world.visible(goal):
         return []
-    slot = _NAMES.index(goal)
-    known, place = seen.presence[slot] > _LOST, from_base(seen.places[0, slot], start)
-    true = from_base(to_base(np.array(world.position(goal)), np.array(world.pose)), start)
+    seen, slot, localiser = robot.pilot.known.seen, _NAMES.index(goal), robot.pilot.localiser
+    place, known = seen.places[0, slot], seen.presence[slot] > _LOST
+    true = to_base(np.array(world.position(goal)), np.array(world.pose))
+    start, localised = np.array(robot.odometry.pose), localiser.pose
     poses, twists, rows = start[None], np.array([robot.odometry.twist]), []
     for tick in range(1, max(AHEAD) + 1):
         command = robot.drive(expert_action(world, goal))
         poses, twists = move(poses, twists, command[None], PERIOD)
-        if tick in AHEAD and world.visible(goal):
-            rows.append({'seconds': tick * PERIOD,
-                         'commands': robot.error(goal, place, poses[0]) if known else math.pi / 2,
-                         'odometry': robot.error(goal, place, np.array(robot.odometry.pose)) if known else math.pi / 2,
-                         'bound of odometry': robot.error(goal, true, np.array(robot.odometry.pose))})
+        measured = np.array(robot.odometry.pose)
+        localiser.moved(measured, PERIOD, command)
+        if tick not in AHEAD or not world.visible(goal):
+            continue
+        row = {'seconds': tick * PERIOD}
+        for by, before, pose in zip(WAYS, (start, start, localised), (poses[0], measured, localiser.pose), strict=True):
+            row[by] = robot.error(goal, from_base(place, before), pose) if known else math.pi / 2
+            row[f'bound of {by}'] = robot.error(goal, from_base(true, before), pose)
+        rows.append(row)
     return rows
 
 
@@ -134,9 +140,8 @@ def _result(chosen: argparse.Namespace, last: int, rows: list[dict], away: list[
     found = {}
     for ticks in AHEAD:
         of = [row for row in rows if row['seconds'] == ticks * PERIOD]
-        for by in ('commands', 'odometry', 'bound of odometry'):
-            errors = np.array([row[by] for row in of])
-            found[f'{ticks * PERIOD:g} s, {by}'] = _row(errors)
+        for by in (f'{bound}{way}' for way in WAYS for bound in ('', 'bound of ')):
+            found[f'{ticks * PERIOD:g} s, {by}'] = _row(np.array([row[by] for row in of]))
     known = np.array([case[0] for case in away], bool)
     errors = np.array([case[1] for case in away])
     return {**provenance(), 'seeds': chosen.seeds, 'last_seed': last, 'forecast': chosen.forecast, 'ahead': found,

@@ -693,6 +693,23 @@ def test_commands_that_hold_are_told_with_their_times_and_end_with_the_time_out(
     assert seconds == 1.0 and not action.any()
 
 
+@pytest.mark.parametrize('delay, expected', [(0.0, [[0.2, 0.0], [0.3, 0.6]]), (0.1, [[0.1, 0.0], [0.2, 0.0]])])
+def test_the_robot_is_located_by_the_commands_that_its_base_followed(delay, expected):
+    rig, told = Rig(delay=delay), []
+    rig.tick()  # begins the episode, and with it a pilot
+    moved = rig.worker._pilot.localiser.moved
+
+    def note(odometry, seconds, commanded):
+        told.append((seconds, commanded.tolist()))
+        moved(odometry, seconds, commanded)
+    rig.worker._pilot.localiser.moved = note
+    for command in ((0.1, 0.0), (0.2, 0.0), (0.3, 0.6)):
+        rig.executed.add(round((rig.clock() - 0.004 - PERIOD) * NS), command)
+        rig.tick()
+    assert [seconds for seconds, _ in told] == pytest.approx([PERIOD] * 3)
+    np.testing.assert_allclose([commanded for _, commanded in told[1:]], expected, atol=1e-6)
+
+
 def test_wheel_readings_are_brought_to_the_moment_of_a_frame():
     readings = WheelReadings(0.1)
     assert readings.at(NS) is None

@@ -12,7 +12,7 @@ import torch
 from worldmodel_ros.engine.forecast.loading import TorchStream
 from worldmodel_ros.evaluate.control import controllers
 from worldmodel_ros.control.scene_view import planes
-from worldmodel_ros.evaluate.control.learned import AnotherFuture, MotionUnseen, slots
+from worldmodel_ros.evaluate.control.learned import AnotherFuture, MotionUnseen, mean_command, slots
 from worldmodel_ros.evaluate.control.run import Question, evaluate
 from worldmodel_ros.model import checkpoint
 from worldmodel_ros.model.presets import PRESETS
@@ -308,6 +308,13 @@ def test_controllers_drive_on_a_forecast_and_are_refused_without_one(forecast, t
                                forecast=str(tmp_path)))
     assert {row['n'] for row in report['tasks']['intercept'].values()} == {1}
     assert set(report['tasks']['intercept']) == set(controllers.STEPS)
+
+
+def test_the_mean_command_of_a_period_is_of_what_was_sent_and_of_what_followed():
+    one, two, then = np.array([0.4, 0.0]), np.array([0.0, 1.0]), np.array([0.2, -1.0])
+    np.testing.assert_allclose(mean_command([], then), then)
+    np.testing.assert_allclose(mean_command([(0.02, one), (0.03, two)], then), 0.2 * one + 0.3 * two + 0.5 * then)
+    np.testing.assert_allclose(mean_command([(0.08, one), (0.12, two)], then), 0.8 * one + 0.2 * two)
 
 
 def test_there_are_as_many_slots_as_names(forecast):

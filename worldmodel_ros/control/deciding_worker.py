@@ -189,7 +189,7 @@ class DecidingWorker(Worker):
         self._feel(observation, executed, since)
         # The forecast was trained on the command in force, the world model on the mean over the period.
         _, in_force = self._held(observation.stamp - 1, observation.stamp)[-1]
-        self._pilot.observe(observation.image, in_force, 1, since)
+        self._pilot.observe(observation.image, in_force, 1, since, self._commanded(observation.stamp, executed))
         decided = None
         if decision and observation.task.terms and self._slot is None:
             decided = self._answer(observation, decision, begun)
@@ -235,6 +235,13 @@ class DecidingWorker(Worker):
             self._pilot.odometry.measured(*reading)
         else:
             self._pilot.odometry.executed(executed, since)
+
+    def _commanded(self, stamp: int, executed: np.ndarray) -> np.ndarray:
+        """Return the mean command that the base followed since the frame before; ``executed``: the mean one sent."""
+        behind = round(self._base_delay * NS)
+        if not behind:
+            return executed
+        return self._executed(None if self._newest is None else self._newest - behind, stamp - behind)
 
     def _answer(self, observation: Observation, decision: Decision, begun: float) -> Decided:
         """Decide and answer, within the time left after the forecast."""

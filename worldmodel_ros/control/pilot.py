@@ -79,7 +79,7 @@ class Pilot:
     """Decides for one robot: ``observe`` each frame, then ``decide`` or ``react``. Not thread-safe.
 
     ``times`` records the durations: SEEING, REACTING, and 'compare N', 'compare N twice' and 'compare N farther' for each of
-    COUNTS.
+    COUNTS. ``localiser``: where the robot is, by its commands, its odometry and what it saw.
     """
 
     def __init__(self, forecast: Forecast, slots: Sequence[Slot | None] = SLOTS, deliberation: Deliberation | None = None,
@@ -89,7 +89,7 @@ class Pilot:
         self._forecast, self._slots, self._clock, self._period = forecast, slots, clock, period
         self._deliberation = deliberation or Deliberation(replace(DECIDING, period=period))
         self._standing, self._out_of_view = StandingThings(slots, period), OutOfView(slots, period)
-        self._localiser = Localiser([number for number, slot in enumerate(slots) if slot and not slot.moves])
+        self.localiser = Localiser([number for number, slot in enumerate(slots) if slot and not slot.moves])
         self._wall_colours = WallColours()
         self._terms: Sequence[Term] | None = None
         self._times = times or deciding_times()
@@ -98,21 +98,23 @@ class Pilot:
         self.odometry = Odometry()
         self.last: dict[str, float] = {}  # s, of the parts of the newest tick
 
-    def observe(self, image: np.ndarray, executed: np.ndarray, passes: int, seconds: float = 0.0) -> None:
+    def observe(self, image: np.ndarray, executed: np.ndarray, passes: int, seconds: float = 0.0,
+                commanded: np.ndarray | None = None) -> None:
         """Take a frame, so many ``seconds`` after the one before (0: a period), and forecast from it in so many passes;
-        ``odometry`` must be that of the frame. Raises OutputError for a forecast that is not finite."""
+        ``odometry`` must be that of the frame. ``executed`` (2,): the command in force at the frame; ``commanded`` (2,): the
+        mean of those since the frame before, by default ``executed``. Raises OutputError for a forecast that is not finite."""
         self.last = {}
         with self._measure(SEEING[passes]):
             seen = Seen(*self._forecast.observe(image, executed, self.odometry.twist, passes), self._forecast.times)
             for what, values in (('presence', seen.presence), ('places', seen.places), ('walls', seen.walls)):
                 require_finite(values, f'the forecast of {what}')
-            self._localiser.moved(self.odometry.pose, seconds)
-            self._localiser.saw(seen.presence, seen.places[0], seen.walls)
-            direction, _ = self._localiser.walls()
-            self._wall_colours.saw(image, seen.presence, seen.places[0], seen.walls, self._localiser.pose[2] - direction)
-        remembered = self._standing.remember(seen, self._localiser.pose, self._localiser.things())
-        seen = self._out_of_view.look(remembered, self._localiser.pose)
-        self.known = Known(seen, self._slots, self._localiser.pose, self.odometry.twist, self._period)
+            self.localiser.moved(self.odometry.pose, seconds or self._period, executed if commanded is None else commanded)
+            self.localiser.saw(seen.presence, seen.places[0], seen.walls)
+            direction, _ = self.localiser.walls()
+            self._wall_colours.saw(image, seen.presence, seen.places[0], seen.walls, self.localiser.pose[2] - direction)
+        remembered = self._standing.remember(seen, self.localiser.pose, self.localiser.things())
+        seen = self._out_of_view.look(remembered, self.localiser.pose)
+        self.known = Known(seen, self._slots, self.localiser.pose, self.odometry.twist, self._period)
 
     def _begin(self, terms: Sequence[Term]) -> None:
         """Switch to the odometry's frame as it is now if the task is new: it was given in that frame, so earlier drift does
@@ -120,11 +122,11 @@ class Pilot:
         if terms is not self._terms:
             self._terms = terms
             for kept in (self._standing, self._out_of_view):
-                kept.move(self._localiser.pose, self.odometry.pose)
-            self._localiser.start_at(self.odometry.pose)
+                kept.move(self.localiser.pose, self.odometry.pose)
+            self.localiser.start_at(self.odometry.pose)
             self.known = replace(self.known, pose=self.odometry.pose)
         if wanted := sights(terms):
-            poses = {name: sight.pose(self._localiser, self._wall_colours) for name, sight in wanted.items()}
+            poses = {name: sight.pose(self.localiser, self._wall_colours) for name, sight in wanted.items()}
             self.known = replace(self.known, found={name: pose for name, pose in poses.items() if pose is not None})
 
     def decide(self, terms: Sequence[Term], sent: list[tuple[float, np.ndarray]], previous: np.ndarray,

@@ -59,6 +59,7 @@ class Learned:
         ``deliberation``: in place of the robot's."""
         self._forecast, self._size, self._steps, self._still, self._look = forecast, size, steps, still, look
         self.pilot: Pilot | None = None
+        self._sent: list[tuple[float, np.ndarray]] = []
         self._deliberation = deliberation
         self._terms: Sequence[Term] = to_sight(sight, STANDING).terms if sight else ()
         self._told = sight is None
@@ -67,7 +68,9 @@ class Learned:
                sent: list[tuple[float, np.ndarray]], executed: np.ndarray) -> np.ndarray:
         decider = self.pilot = self.pilot or Pilot(self._forecast, named_slots(world.scene), self._deliberation)
         decider.odometry.measured(odometry.pose, odometry.twist)
-        decider.observe(self._look(world, self._size), executed, min(self._steps, 1))
+        decider.observe(self._look(world, self._size), executed, min(self._steps, 1),
+                        commanded=mean_command(self._sent, executed))
+        self._sent = sent
         if self._told and tuple(terms) != self._terms:
             self._terms = tuple(terms)  # the same object as long as they hold
         terms = self._terms
@@ -76,6 +79,13 @@ class Learned:
             return decider.decide(terms, sent, previous, still=self._still,
                                   effort=Effort.of(terms, max(1, self._steps))).command
         return decider.react(terms, previous, _STEPS).command
+
+
+def mean_command(sent: list[tuple[float, np.ndarray]], then: np.ndarray) -> np.ndarray:
+    """Return the mean of the commands (2,) in force over a period: those ``sent`` before, each with its duration in s, and
+    ``then`` for what these leave of it."""
+    shares = np.diff(np.minimum(np.cumsum([seconds for seconds, _ in sent]), PERIOD), prepend=0.0) / PERIOD
+    return then * (1.0 - shares.sum()) + sum(share * command for share, (_, command) in zip(shares, sent, strict=True))
 
 
 class MotionUnseen:
