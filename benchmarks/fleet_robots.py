@@ -38,7 +38,7 @@ class ServerProcess:
              str(sessions), '--ticks', '0', '--realtime-priority', str(priority), *options], stdout=self._log, stderr=self._log,
             env=dict(os.environ))
 
-    def wait(self, patience: float = 90.0) -> ServerProcess:
+    def wait(self, patience: float = 300.0) -> ServerProcess:
         """Return self once it serves. Raises RuntimeError with its log if it does not."""
         end = time.monotonic() + patience
         while time.monotonic() < end and self.process.poll() is None:
