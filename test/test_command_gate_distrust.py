@@ -213,7 +213,7 @@ def test_bytes_that_are_no_chunk_are_counted_and_end_nothing(rig, gate):
               serialize_message(rig.send(values=array('f', bytes(4 * 100_000))))]
     # By its length, before it is deserialised: that takes the watchdog's time.
     rig.wait_for_refusal('are the most that is read')
-    assert rig.status.refused_shape == 1
+    wait_for(lambda: rig.status.refused_shape == 1, 'the count of that refusal')
     for number, data in enumerate(broken, start=2):
         rig.chunks.publish(data)
         wait_for(lambda number=number: rig.status.refused_shape == number, f'the refusal of {data[:80]}')
