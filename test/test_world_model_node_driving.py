@@ -145,14 +145,17 @@ def test_a_broken_model_stops_the_robot_and_recovers(fault, word):
 def test_a_silent_camera_stops_the_robot_once_and_is_reported_while_it_lasts():
     with active() as node:
         node.film(0.5)
-        last = time.monotonic()
-        at, stop = wait_for(
-            lambda: [r for r in node.received['action_chunk'] if r[1].tier == ActionChunk.TIER_STOP],
-            'a stop')[0]
+        last, filmed = time.monotonic(), len(node.messages())
+
+        def stops():  # on a busy machine there may have been some for images before
+            return [r for r in node.received['action_chunk'][filmed:] if r[1].tier == ActionChunk.TIER_STOP]
+
+        at, stop = wait_for(stops, 'a stop')[0]
         assert at - last < 0.35
-        assert stamp_of(stop) == stamp_of(node.messages()[-2])  # keeps the order that the gate asks for
+        before = next(m for m in reversed(node.messages()) if m.sequence < stop.sequence)
+        assert stamp_of(stop) == stamp_of(before)  # keeps the order that the gate asks for
         wait_for(lambda: len(verdicts(node, DeadlineStatus.STALE_INPUT)) >= 3, 'reports')
-        assert len([m for m in node.messages() if m.tier == ActionChunk.TIER_STOP]) == 1
+        assert len(stops()) == 1
         node.film(0.5)
         assert node.messages()[-1].tier in MOTION
 
