@@ -17,6 +17,7 @@ from worldmodel_ros.bags.mcap_records import read_records
 from worldmodel_ros.bags.problems import BagError, MessageError
 from worldmodel_ros.bags.source import open_bag
 from worldmodel_ros.bags.storage import _Position
+from worldmodel_ros.nodes.recorder.bag import BagWriter, TopicDescription
 
 STORAGES = ('mcap', 'sqlite3')
 
@@ -263,6 +264,21 @@ def test_what_was_recorded_while_time_was_set_back_is_read_in_the_order_of_recor
     assert [(name, log) for name, _, log in found] == [
         (name, log + round(seconds * NS) * (log >= limit)) for name, _, log in records(unset)[0]]
     assert problems == ['time set back']
+
+
+@pytest.mark.parametrize('reset', [5, 40, 75])
+def test_files_of_one_recording_are_read_one_after_the_other_where_time_was_set_back_in_one(tmp_path, reset):
+    times = [START + (k if k < reset else k - reset - 20) * NS for k in range(100)]
+    writer = BagWriter(tmp_path / 'bag', max_file_bytes=300_000)
+    writer.add_topic(TopicDescription('/goal', 'std_msgs/msg/String', 'string data\n'))
+    for number, time in enumerate(times):
+        writer.write('/goal', time, TYPES.serialize_cdr(string(f'{number:03d}{"." * 30_000}'), 'std_msgs/msg/String'))
+    writer.close()
+    assert len(list((tmp_path / 'bag').glob('*.mcap'))) > 5
+    with open_bag(tmp_path / 'bag') as bag:
+        found = [(int(bag.deserialize(topic, raw).data[:3]), log) for topic, raw, log in bag.messages()]
+        assert found == list(enumerate(times))
+        assert [problem.kind for problem in bag.problems] == ['time set back']
 
 
 def test_a_journal_that_was_not_written_back_is_told_of(drive, tmp_path):

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from .decoding import decoder
 from .files import BagFiles, find_files
 from .merge import Stream, merge
 from .problems import BagError, MessageError, Problem
-from .storage import StorageFile
+from .storage import Message, StorageFile
 from .unpacking import TooLarge, unpack_message
 
 _ZSTD = b'\x28\xb5\x2f\xfd'  # not the start of a CDR message, whose first byte is 0
@@ -77,13 +78,12 @@ class Bag:
 
     def messages(self, names: Collection[str] | None = None) -> Iterator[Record]:
         """
-        Yield the messages of the topics ``names`` (None: all) by time of receipt. Reads lazily, in memory that does not grow
-        with the bag. May be called again, for another pass.
+        Yield the messages of the topics ``names`` (None: all) by time of receipt, or in the order of recording if that time
+        goes back. Reads lazily, in memory that does not grow with the bag. May be called again, for another pass.
         """
         wanted = self.topics if names is None else {name: self.topics[name] for name in names if name in self.topics}
-        streams = [Stream(s.start_ns, lambda s=s: s.messages(wanted)) for s in self._storages if s.start_ns is not None]
         refused: Counter[str] = Counter()
-        for connection, log_ns, raw in merge(streams, lambda message: message[1]):
+        for connection, log_ns, raw in self._in_order(wanted):
             if raw[:4] == _ZSTD:
                 try:
                     raw = unpack_message(raw)
@@ -92,6 +92,13 @@ class Bag:
                     self._note_packed(connection.topic, refused[connection.topic], error)
                     continue
             yield Record(wanted[connection.topic], raw, log_ns)
+
+    def _in_order(self, topics: dict[str, Topic]) -> Iterator[Message]:
+        filled = [storage for storage in self._storages if storage.start_ns is not None]
+        if any(storage.goes_back for storage in filled):
+            # Merged by time, a file from before the step would interleave with one from after it.
+            return chain.from_iterable(storage.messages(topics) for storage in filled)
+        return merge([Stream(s.start_ns, lambda s=s: s.messages(topics)) for s in filled], lambda message: message[1])
 
     def deserialize(self, topic: Topic, raw: bytes) -> Any:
         """

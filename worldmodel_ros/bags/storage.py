@@ -68,9 +68,14 @@ class StorageFile:
     def end_ns(self) -> int | None:
         return self._reader.end_time - 1 if self._reader.message_count else None
 
+    @property
+    def goes_back(self) -> bool:
+        """Whether time was set back while the file was recorded; its messages then come in the order of recording."""
+        return isinstance(self._reader, Recovered) and self._reader.steps_back.count > 0
+
     def messages(self, topics: Mapping[str, _Typed]) -> Iterator[Message]:
         """
-        Yield the messages of ``topics`` (by name, of the given type) by time of receipt.
+        Yield the messages of ``topics`` (by name, of the given type) by time of receipt, unless it ``goes_back``.
 
         If the file turns out to be damaged on the way, the rest is recovered.
         """
