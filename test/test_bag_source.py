@@ -62,6 +62,20 @@ def test_every_storage_and_compression_holds_the_same_messages(whole, drive, tmp
     assert records(bag_file(bag)) == records(whole)  # the file alone, without its metadata.yaml
 
 
+@pytest.mark.parametrize('name', ['run#3', '50%', 'p%41', 'left?'])
+@pytest.mark.parametrize('shorter_by', [0, 5000])
+def test_any_name_of_a_folder_will_do_for_sqlite(drive, tmp_path, name, shorter_by):
+    bag = write_bag(tmp_path / 'plain', drive, storage='sqlite3').rename(tmp_path / name)
+    if shorter_by:
+        with bag_file(bag).open('r+b') as stream:
+            stream.truncate(bag_file(bag).stat().st_size - shorter_by)
+    with open_bag(bag) as opened:
+        assert len(list(opened.messages())) > 40
+        assert [problem.kind for problem in opened.problems] == (['damaged'] if shorter_by else [])
+        # That of a whole one has the definitions of its types, too.
+        assert bool(opened.topics['/goal'].definition.data) != bool(shorter_by)
+
+
 @pytest.mark.parametrize('form', FORMS)
 def test_every_form_of_mcap_is_read(whole, tmp_path, form):
     found, problems = records(write_mcap(tmp_path / 'drive.mcap', whole, form))

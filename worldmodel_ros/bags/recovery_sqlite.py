@@ -20,7 +20,7 @@ class RecoveredSqlite(Recovered):
 
     def __init__(self, path: Path) -> None:
         super().__init__()
-        self._database = sqlite3.connect(f'file:{path}?mode=ro&immutable=1', uri=True, check_same_thread=False)
+        self._database = sqlite3.connect(f'{path.absolute().as_uri()}?mode=ro&immutable=1', uri=True, check_same_thread=False)
         # Without this, a file shorter than its header says is refused as a whole.
         self._database.execute('PRAGMA writable_schema=ON')
         self._errors = 0

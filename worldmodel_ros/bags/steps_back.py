@@ -61,7 +61,7 @@ def in_mcap(path: Path) -> StepsBack:
 def in_sqlite(path: Path) -> StepsBack:
     """Return the steps back in a SQLite bag, from its rows."""
     steps = StepsBack()
-    with closing(sqlite3.connect(f'file:{path}?mode=ro&immutable=1', uri=True)) as database:
+    with closing(sqlite3.connect(f'{path.absolute().as_uri()}?mode=ro&immutable=1', uri=True)) as database:
         for topic, time in database.execute('SELECT topic_id, timestamp FROM messages WHERE timestamp > 0 ORDER BY id'):
             steps.passed(topic, time)
     return steps

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import quote
 
 from rosbags.interfaces import Connection
 from rosbags.rosbag2 import Reader, storage_mcap
@@ -111,6 +112,8 @@ class StorageFile:
         try:
             in_order = not (steps_back.in_mcap if is_mcap else steps_back.in_sqlite)(self._path).count
             reader = Reader(self._path)
+            if not is_mcap:
+                reader.storage.path = Path(quote(str(self._path)))  # the library puts it into a URI as it is
             reader.open()
             _require_text(reader.connections)
         except Exception:  # on damaged files, the libraries raise anything
