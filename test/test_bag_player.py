@@ -86,6 +86,14 @@ def test_the_clock_leaves_a_period_after_each_message():
     assert playing.ticks == []
 
 
+def test_where_time_was_set_back_the_rest_is_played_at_its_rate_too():
+    playing = Playing(PlaybackTime(1.0, False), [*ms(0, 50), *ms(-9_000, -8_900, -8_850)])
+    playing.thread.join(60.0)
+    at = [moment for moment, _ in playing.let_through]
+    assert at[3] - at[2] >= 0.099 and at[4] - at[2] >= 0.149
+    assert all(now <= following for now, following in playing.ticks)
+
+
 def test_a_pause_holds_the_time_and_ends_where_it_began():
     playback = PlaybackTime(1.0, True)
     playing = Playing(playback, ms(0, 50))

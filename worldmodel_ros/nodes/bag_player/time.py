@@ -7,12 +7,15 @@ from collections.abc import Callable
 
 from worldmodel_ros.nodes.common.messages import NS
 
+_STEP_BACK = NS  # ns, as in bags.steps_back: smaller steps occur when several threads record
+
 
 class PlaybackTime:
     """
     Maps steady time to bag time [ns]. The playing thread waits here; services and parameters control it.
 
-    Time never runs past a message that has not been played, so /clock never goes back within one pass over the bag.
+    Time never runs past a message that has not been played, so /clock goes back within one pass over the bag only where time
+    was set back during the recording, and continues from there.
     """
 
     def __init__(self, rate: float, paused: bool, steady: Callable[[], float] = time.monotonic) -> None:
@@ -25,6 +28,7 @@ class PlaybackTime:
         self._begun = False  # waiting for the first message, or past it
         self._ended = False  # the last one has been played
         self._bag, self._since = 0, steady()  # a bag time and the corresponding steady time
+        self._newest = 0     # bag time of the message let through last
 
     @property
     def paused(self) -> bool:
@@ -38,6 +42,7 @@ class PlaybackTime:
         """Set the time to the first message of a pass."""
         with self._changed:
             self._begun = True
+            self._newest = bag_time
             self._set(bag_time)
 
     def now(self) -> int:
@@ -52,6 +57,10 @@ class PlaybackTime:
         Meanwhile call ``tick`` with the time every ``period`` seconds, paused or not. The first call comes after a full
         period, which leaves subscribers of the clock that long to process the previous message.
         """
+        with self._changed:
+            if bag_time < self._newest - _STEP_BACK:
+                self._set(bag_time)  # else this and all that follows would be overdue
+            self._newest = bag_time
         while True:
             with self._changed:
                 if not self._is_due(bag_time):
