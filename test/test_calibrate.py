@@ -213,6 +213,34 @@ def test_a_bag_is_calibrated_on_the_command_line(tmp_path, capsys):
     assert node['ros__parameters'] == found['parameters']['world_model_node']
 
 
+def once(build, number, change):
+    """Return ``build`` with the arguments of its call ``number`` changed."""
+    calls = iter(range(10_000))
+    return lambda *given: build(*(change(*given) if next(calls) == number else given))
+
+
+@pytest.mark.parametrize(('name', 'number', 'change'), [
+    ('odometry', 0, lambda command, at, place: (command, 0, place)),          # a driver that has no time yet
+    ('odometry', 300, lambda command, at, place: (command, at + 10**15, place)),
+    ('odometry', 100, lambda command, at, place: (command, at, (math.nan, 0.0, math.nan))),
+    ('twist', 20, lambda command: ((math.nan, math.inf),)),
+    ('image_message', 0, lambda frame, at, encoding: (frame, 0, encoding)),
+    ('image_message', 9, lambda frame, at, encoding: (np.repeat(frame, 2, 1), at, encoding))])
+def test_a_single_wrong_message_is_left_out(tmp_path, monkeypatch, name, number, change):
+    _, signals = simulated(1_000_004, 0.08)
+    monkeypatch.setitem(globals(), name, once(globals()[name], number, change))
+    taken = read(write_recording(tmp_path / 'bag', signals))
+    kinds = {'odometry': taken.pose_times, 'twist': taken.command_times, 'image_message': taken.image_times}
+    assert {kind: len(times) for kind, times in kinds.items()} == {
+        kind: have - (kind == name) for kind, have in (
+            ('odometry', len(signals.poses)), ('twist', len(signals.commands)), ('image_message', 20))}
+    assert len({image.shape for image in taken.images}) == 1 and len(taken.images) == len(taken.image_times)
+    assert all(np.isfinite(each).all() for each in (*kinds.values(), taken.commands, taken.poses))
+    found = calibrate(taken)
+    for axis in ('speed', 'turn'):
+        assert found.responses[axis].latency.value == pytest.approx(0.08, abs=0.02)
+
+
 def test_a_bag_that_tells_nothing_says_what_is_missing(tmp_path, capsys):
     _, signals = simulated(1_000_004, 0.08)
     bag = write_recording(tmp_path / 'bag', signals, with_odometry=False)

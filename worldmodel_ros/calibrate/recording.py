@@ -1,6 +1,7 @@
 """Reads the signals of a recording, and fits all that they determine about the robot."""
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from worldmodel_ros.bags.source import Bag, open_bag
 from worldmodel_ros.inputs.camera import CameraError, Lens
 from worldmodel_ros.inputs.images import ImageError, read as read_image
 from worldmodel_ros.inputs.odometry import yaw_of
+from worldmodel_ros.inputs.ticks import is_usable
 from worldmodel_ros.model.presets import TINY
 from worldmodel_ros.motion import MOTOR_LAG
 from . import vision
@@ -160,15 +162,21 @@ def read(path: Path, config: Path | None = None, odometry: str = '') -> Signals:
                 message = bag.deserialize(record.topic, record.raw)
                 if name == mapping.image_topic:
                     if len(images) < _MOST_IMAGES:
-                        images.append(cv2.cvtColor(read_image(message, (0, 0), _whole), cv2.COLOR_RGB2GRAY))
-                        image_stamps.append((_stamp(message), log))
+                        image = cv2.cvtColor(read_image(message, (0, 0), _whole), cv2.COLOR_RGB2GRAY)
+                        if not images or image.shape == images[0].shape:  # nothing can be followed into another size
+                            images.append(image)
+                            image_stamps.append((_stamp(message), log))
                 elif name == mapping.info_topic:
                     lens = lens or Lens.of(message)
                 elif name == odometry:
-                    poses.append(_pose(message))
-                    stamps.append((_stamp(message), log))
+                    pose = _pose(message)
+                    if all(map(math.isfinite, pose)):
+                        poses.append(pose)
+                        stamps.append((_stamp(message), log))
                 elif name == mapping.action_topic:
-                    commands.append((log, *mapping.action(message)))
+                    action = mapping.action(message)
+                    if is_usable(action):
+                        commands.append((log, *action))
             except (MessageError, ImageError, CameraError):
                 continue  # skip unreadable messages
     if not commands:
@@ -216,14 +224,15 @@ def _pose(message: Any) -> tuple[float, float, float]:
 
 
 def _times(stamps: list[tuple[float, float]]) -> np.ndarray:
-    """Return the stamps [s], or the times of receipt if the stamps are of another clock."""
+    """Return the stamps [s], NaN for single ones that are of another clock; or the times of receipt if most of them are."""
     if not stamps:
         return np.empty(0)
     own, received = np.array(stamps).T
-    return own if abs(np.median(received - own)) < _OTHER_CLOCK else received
+    sound = np.abs(received - own) < _OTHER_CLOCK
+    return np.where(sound, own, np.nan) if abs(np.median(received - own)) < _OTHER_CLOCK else received
 
 
 def _rising(times: np.ndarray) -> np.ndarray:
-    """Return the indices of times that are greater than all before them."""
-    highest = np.concatenate([[-np.inf], np.maximum.accumulate(times)[:-1]]) if len(times) else times
+    """Return the indices of times that are greater than all before them, NaN aside."""
+    highest = np.fmax.accumulate(np.concatenate([[-np.inf], times]))[:-1]
     return np.flatnonzero(times > highest)
