@@ -15,6 +15,7 @@ import pytest
 import rclpy
 import yaml
 from ament_index_python import get_package_prefix
+from builtin_interfaces.msg import Time
 from geometry_msgs.msg import Twist, TwistStamped
 from mcap.reader import make_reader
 from rclpy.executors import SingleThreadedExecutor
@@ -22,6 +23,7 @@ from rclpy.parameter import Parameter
 from rclpy.serialization import serialize_message
 from rosbags.rosbag2 import Reader
 from rosbags.typesys import get_types_from_msg
+from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import Header, String
 from world_model_rig import wait_for
@@ -393,6 +395,28 @@ def test_what_nobody_publishes_is_warned_of_and_a_stranger_does_not_take_a_topic
     with open_bag(tmp_path / 'bag') as bag:
         assert bag.topics['/robot7/cmd_vel'].type == 'geometry_msgs/msg/TwistStamped'
         assert len(list(bag.messages(['/robot7/cmd_vel']))) == 1
+
+
+@pytest.mark.ros
+@pytest.mark.untimed
+def test_with_simulated_time_nothing_is_recorded_before_the_clock_is_heard(robot, tmp_path):
+    subject = recorder.Recorder(context=robot.context, namespace='robot7', parameter_overrides=[
+        Parameter('use_sim_time', value=True), Parameter('bag', value=str(tmp_path / 'bag')),
+        Parameter('topics', value=['goal'])])
+    executor = SingleThreadedExecutor(context=robot.context)
+    executor.add_node(subject)
+    spin_until(executor, lambda: subject.count_publishers('goal'))
+    assert subject.report().message == 'waiting for /clock'
+    end = time.monotonic() + 1.0  # long enough for the latched goal to come
+    while time.monotonic() < end:
+        executor.spin_once(timeout_sec=0.05)
+    clock = robot.node.create_publisher(Clock, '/clock', STATUS)
+    spin_until(executor, lambda: clock.publish(Clock(clock=Time(sec=50))) or subject.report().values['messages'])
+    assert subject.report().level == OK
+    subject.on_shutdown()
+    subject.destroy_node()
+    with open_bag(tmp_path / 'bag') as bag:
+        assert [log for *_, log in bag.messages()] == [50 * NS] and bag.start_ns == 50 * NS
 
 
 @pytest.mark.ros

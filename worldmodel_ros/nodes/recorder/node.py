@@ -135,6 +135,10 @@ class Recorder(Node):
             *_faults(self._backlog.dropped, self._missed())]))
 
     def _discover(self) -> None:
+        if not self._knows_time:
+            self._began = time.monotonic()
+            self.get_logger().info('waiting for /clock: nothing is recorded before it tells the time', once=True)
+            return
         for topic in self._topics.values():
             publishers = self.get_publishers_info_by_topic(topic)
             self._look(topic, publishers)
@@ -154,6 +158,11 @@ class Recorder(Node):
             self.get_logger().warning(
                 f'no publisher of {", ".join(missing)}. Where the robot has other names for them, give the recorder '
                 'image, compressed_image, cmd_vel and odom as the model, or list its topics in the parameter topics')
+
+    @property
+    def _knows_time(self) -> bool:
+        """With simulated time, whether /clock was heard: messages from before would be recorded as those of 1970."""
+        return self.get_clock().now().nanoseconds > 0
 
     def _look(self, topic: str, publishers: list[TopicEndpointInfo]) -> None:
         self._numbers[topic].look([tuple(publisher.endpoint_gid) for publisher in publishers])
@@ -254,6 +263,8 @@ class Recorder(Node):
         if self._failure:
             return Report(ERROR, self._failure, values)
         faults = _faults(dropped, missed)
+        if not self._knows_time:
+            faults.append('waiting for /clock')
         if missing := self._missing():
             faults.append(f'no publisher of {", ".join(missing)}')
         if self._refused:
