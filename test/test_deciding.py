@@ -725,6 +725,16 @@ def test_wheel_readings_are_brought_to_the_moment_of_a_frame():
     assert not readings.add(Reading(2 * NS, (math.nan, 0.0, 0.0), (0.0, 0.0)))
 
 
+@pytest.mark.parametrize('rate', [20, 200, 1000])
+def test_wheel_readings_are_those_of_the_period_before_a_frame_at_any_rate(rate):
+    readings = WheelReadings(0.1)
+    for k in range(2 * rate):  # the last of them half a second after the frame
+        readings.add(Reading(k * NS // rate, (k / rate, 0.0, 0.0), (k / rate, 0.0)))
+    pose, twist = readings.at(round(1.5 * NS))
+    lately = [k / rate for k in range(2 * rate) if 1.4 + 1e-6 < k / rate < 1.5 + 1e-6]
+    assert pose[0] == pytest.approx(1.5) and twist[0] == pytest.approx(np.mean(lately))
+
+
 def test_a_place_is_told_by_its_coordinates_and_is_no_obstacle():
     told = Told('reach', place=(1.5, 0.0)), Told('clearance', distance=0.3, weight=5.0), Told('time', place=(1.5, 0.0))
     task = task_of('there', told, THINGS)

@@ -10,7 +10,8 @@ import numpy as np
 
 from .ticks import NS
 
-_KEPT = 64        # readings
+_FEWEST, _MOST = 64, 4096  # readings that are kept
+_KEPT = 2 * NS    # ns, for which more than the fewest are: a recorded frame is judged a step after its receipt
 _OLDEST = 0.25    # s, oldest reading used for a frame
 
 
@@ -45,7 +46,7 @@ class WheelReadings:
     def __init__(self, step_period: float) -> None:
         self._period = round(step_period * NS)
         self._lock = threading.Lock()
-        self._kept: deque[Reading] = deque(maxlen=_KEPT)
+        self._kept: deque[Reading] = deque(maxlen=_MOST)
 
     def add(self, reading: Reading) -> bool:
         """Add a reading if it is finite; return whether it is."""
@@ -57,6 +58,8 @@ class WheelReadings:
             elif self._kept and reading.stamp < self._kept[-1].stamp:
                 self._kept.clear()  # time was set back, or the odometry has started again
             self._kept.append(reading)
+            while len(self._kept) > _FEWEST and self._kept[0].stamp < reading.stamp - _KEPT:
+                self._kept.popleft()
         return True
 
     @property
@@ -68,15 +71,19 @@ class WheelReadings:
     def at(self, stamp: int) -> tuple[np.ndarray, np.ndarray] | None:
         """Return the pose (3,) at a frame's stamp [ns] and the mean velocities (2,) over the period before it; None without a
         recent enough reading before it."""
+        lately: list[Reading] = []  # the newest first
         with self._lock:
-            before = [reading for reading in self._kept if reading.stamp <= stamp]
-        if not before or stamp - before[-1].stamp > _OLDEST * NS:
+            for reading in reversed(self._kept):
+                if lately and reading.stamp <= lately[0].stamp - self._period:
+                    break
+                if reading.stamp <= stamp:
+                    lately.append(reading)
+        if not lately or stamp - lately[0].stamp > _OLDEST * NS:
             return None
-        newest = before[-1]
-        lately = [reading.twist for reading in before if reading.stamp > newest.stamp - self._period]
+        newest = lately[0]
         v, w = newest.twist
         since = (stamp - newest.stamp) / NS
         x, y, yaw = newest.pose
         heading = yaw + w * since / 2
         pose = x + v * since * math.cos(heading), y + v * since * math.sin(heading), yaw + w * since
-        return np.array(pose), np.mean(lately, 0)
+        return np.array(pose), np.mean([reading.twist for reading in reversed(lately)], 0)
