@@ -383,13 +383,37 @@ def test_what_nobody_publishes_is_warned_of_and_a_stranger_does_not_take_a_topic
     compressed = robot.node.create_publisher(CompressedImage, 'camera/image_raw/compressed', CAMERA)
     spin_until(executor, compressed.get_subscription_count)
     assert subject.report().level == OK
-    stranger.create_publisher(Twist, 'cmd_vel', CAMERA)
+    wrong = stranger.create_publisher(Twist, 'cmd_vel', CAMERA)
     spin_until(executor, lambda: subject.report().level == WARN)
     assert 'not recorded' in subject.report().message
     values = subject.report().values
     robot.publishers['cmd_vel'].publish(TwistStamped())
     spin_until(executor, lambda: subject.report().values['messages'] > values['messages'])
     assert 'geometry_msgs/msg/Twist' in values['not recorded: /robot7/cmd_vel']
+    stranger.destroy_publisher(wrong)
+    spin_until(executor, lambda: subject.report().level == OK)
+    subject.on_shutdown()
+    subject.destroy_node()
+    with open_bag(tmp_path / 'bag') as bag:
+        assert bag.topics['/robot7/cmd_vel'].type == 'geometry_msgs/msg/TwistStamped'
+        assert len(list(bag.messages(['/robot7/cmd_vel']))) == 1
+
+
+@pytest.mark.ros
+@pytest.mark.untimed
+def test_a_topic_of_two_types_is_recorded_once_the_wrong_publisher_has_ended(robot, tmp_path, stranger):
+    wrong, right = stranger.create_publisher(Twist, 'cmd_vel', CAMERA), robot.publishers['cmd_vel']
+    subject = recorder.Recorder(context=robot.context, namespace='robot7', parameter_overrides=[
+        Parameter('bag', value=str(tmp_path / 'bag')), Parameter('topics', value=['cmd_vel', 'goal'])])
+    wait_for(lambda: subject.count_publishers('cmd_vel') == 2, 'both publishers')
+    executor = SingleThreadedExecutor(context=robot.context)
+    executor.add_node(subject)
+    spin_until(executor, lambda: subject.report().message == 'not recorded: /robot7/cmd_vel')
+    stranger.destroy_publisher(wrong)
+    spin_until(executor, right.get_subscription_count)
+    right.publish(TwistStamped())
+    spin_until(executor, lambda: subject.report().values['messages'] == 2)  # with the latched goal
+    assert subject.report().level == OK
     subject.on_shutdown()
     subject.destroy_node()
     with open_bag(tmp_path / 'bag') as bag:

@@ -145,11 +145,13 @@ class Recorder(Node):
             have = self._recorded.get(topic)
             if have is not None:
                 self._follow(topic, have, publishers)
-            elif publishers and topic not in self._refused:
+            elif publishers:
                 types = {publisher.topic_type for publisher in publishers}
                 # Publishers are discovered one after the other: begin only once their types have not changed since the
                 # last check.
-                if self._types.get(topic) == types:
+                if self._types.get(topic) != types:
+                    self._refused.pop(topic, None)  # the wrong publisher may have ended
+                elif topic not in self._refused:
                     self._begin(topic, publishers, hearing(publishers, _DEPTH))
                 self._types[topic] = types
         missing = self._missing()
@@ -177,6 +179,8 @@ class Recorder(Node):
         if other_types and topic not in self._refused:
             self._refused[topic] = f'only {have.type}, not what is published as {", ".join(other_types)}'
             self.get_logger().warning(f'{topic} is recorded as {self._refused[topic]}: end the wrong publisher')
+        elif not other_types:
+            self._refused.pop(topic, None)
         wanted = hearing([publisher for publisher in publishers if publisher.topic_type == have.type], _DEPTH)
         if _weaker(wanted, have.qos):
             # A publisher that offers less has joined: it is incompatible with the current subscription.
