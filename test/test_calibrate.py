@@ -31,7 +31,8 @@ from worldmodel_ros.calibrate.recording import Signals, calibrate, read, with_ti
 from worldmodel_ros.calibrate.response import CannotTell, fit, increments
 from worldmodel_ros.clocks import wall_minus_steady
 from worldmodel_ros.inputs.camera import Lens
-from worldmodel_ros.nodes.calibrator.node import Calibrator, Run, drive
+from worldmodel_ros.nodes.calibrator import node as calibrator
+from worldmodel_ros.nodes.calibrator.node import HELD, Calibrator, Run, drive
 from worldmodel_ros.nodes.common.messages import time_message
 from worldmodel_ros.nodes.common.qos import COMMAND, ODOMETRY
 from worldmodel_ros.sim.cameras import WIDE
@@ -382,6 +383,43 @@ def test_a_deadman_that_is_let_go_counts_where_each_command_is_late(robot, monke
     with pytest.raises(RuntimeError, match='let go'):
         drive(run_of())
     assert len(base.heard) < 30 and base.heard[-1][1] == (0.0, 0.0)
+
+
+class Silent:
+    """An executor and a clock: nothing comes after the deadman was held once, and time passes only in ``spin_once``."""
+
+    def __init__(self, **options):
+        self.now = 100.0
+
+    def monotonic(self):
+        return self.now
+
+    def add_node(self, node):
+        self.node = node
+        node._hold(True)
+
+    def spin_once(self, timeout_sec):
+        self.now += timeout_sec
+
+    def shutdown(self):
+        pass
+
+
+@pytest.mark.ros
+@pytest.mark.untimed
+@pytest.mark.parametrize('waited', [0.0, 0.05, 0.29])
+def test_a_deadman_that_falls_silent_stops_the_robot_when_it_is_no_longer_valid(monkeypatch, waited):
+    silent, sent = Silent(), []
+    monkeypatch.setattr(calibrator, 'time', silent)
+    monkeypatch.setattr(calibrator, 'SingleThreadedExecutor', lambda **options: silent)
+    monkeypatch.setattr(calibrator, '_wait', lambda *given: silent.spin_once(waited))
+    monkeypatch.setattr(pattern, 'commands', lambda *given: iter([(0.2, 0.0)] * 9))
+    monkeypatch.setattr(Calibrator, 'send', lambda self, *command: sent.append((silent.now, command))
+                        or self.commands.append((silent.now, *command)))
+    with pytest.raises(RuntimeError, match='let go'):
+        drive(run_of())
+    stopped = next(at for at, command in sent if not any(command))
+    assert stopped - 100.0 == pytest.approx(HELD, abs=1e-6)
 
 
 @pytest.mark.ros

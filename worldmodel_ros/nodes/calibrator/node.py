@@ -64,7 +64,12 @@ class Calibrator(Node):
     @property
     def is_held(self) -> bool:
         """Whether the deadman was held within the last ``HELD`` seconds."""
-        return time.monotonic() - self._held_at < HELD
+        return time.monotonic() < self.held_until
+
+    @property
+    def held_until(self) -> float:
+        """Until when the deadman counts as held (steady clock) [s], unless it is held or released before."""
+        return self._held_at + HELD
 
     def waits_for(self) -> str:
         """Return what is missing before the robot may move; '' if nothing is."""
@@ -119,7 +124,7 @@ def drive(run: Run, say: Callable[[str], None] = lambda text: None, context: Con
             node.send(speed, turn)
             due += pattern.PERIOD
             while True:  # at least once: check the deadman even when this process is late
-                executor.spin_once(timeout_sec=max(0.0, due - time.monotonic()))
+                executor.spin_once(timeout_sec=max(0.0, min(due, node.held_until) - time.monotonic()))
                 if not node.is_held:
                     raise RuntimeError('the deadman was let go: the robot was told to stand, and nothing was fitted')
                 if time.monotonic() >= due:
