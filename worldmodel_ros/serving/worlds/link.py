@@ -97,8 +97,8 @@ class WorldLink:
             self.close('the server gave another number of frames than there are poses')
             raise Unavailable(self.gone)
         self.begun = True
-        if image is not None and not answer.repeated:
-            self.note = note
+        if image is not None:
+            self.note = note  # repeated, too: the server may have begun the world only after this link was opened
         return answer, frames
 
     async def forget(self) -> None:

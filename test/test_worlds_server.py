@@ -1,0 +1,118 @@
+"""The server of open worlds and its clients' links, with a model that paints numbers."""
+import asyncio
+import contextlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from worldmodel_ros.serving.client.link import Unavailable
+from worldmodel_ros.serving.transport.address import ListeningSocket
+from worldmodel_ros.serving.worlds.link import WorldLink
+from worldmodel_ros.serving.worlds.server import WorldServer
+
+SIZE = 2, 2
+CHUNK = 12         # images; the first chunk has four fewer
+LINGER = 60.0      # s
+TIMEOUT = 60.0     # s, on a busy machine
+PINHOLE = np.ones((1, 4))
+
+
+class Model:
+    """A model whose images have the number of the image that their world began with, plus their own number in the world."""
+
+    def __init__(self, sessions=2):
+        self.spec = SimpleNamespace(name='painted', image_size=SIZE, step_period=1 / 16, chunk_frames=CHUNK)
+        self.preset = SimpleNamespace(schedule=SimpleNamespace(steps=range(2)), chunk_frames=3)
+        self.window, self.frame_images, self.backend = SimpleNamespace(frames=3), 4, 'painted'
+        self.go = threading.Event()  # networks wait for it
+        self.go.set()
+
+    def units(self, steps):
+        return ['pass'] * steps + ['rest']
+
+    def settle(self):
+        assert self.go.wait(TIMEOUT)
+
+    def open(self, image, pose):
+        self.settle()
+        return Session(int(image[0, 0, 0]))
+
+
+class Session:
+    pose = np.eye(4)
+
+    def __init__(self, first, painted=0):
+        self.first, self.painted = first, painted
+
+    @property
+    def images_of_chunk(self):
+        return CHUNK if self.painted else CHUNK - 4
+
+    def fork(self):
+        return Session(self.first, self.painted)
+
+    def imagining(self, poses, intrinsics, steps):
+        for _ in range(steps):
+            yield
+        numbers = self.first + self.painted + 1 + np.arange(self.images_of_chunk)
+        self.painted += len(numbers)
+        return np.broadcast_to(numbers.astype(np.uint8)[:, None, None, None], (len(numbers), *SIZE, 3))
+
+    def close(self):
+        pass
+
+
+def with_server(talk, tmp_path, deadline=0.0):
+    """What ``talk(model, path, server)`` returns, a coroutine that runs next to a server."""
+    async def main():
+        model, networks, stop, ready = Model(), ThreadPoolExecutor(1), asyncio.Event(), asyncio.Event()
+        with contextlib.closing(ListeningSocket(tmp_path / 'world.sock')) as listening:
+            listening.listen()
+            server = WorldServer(model, listening, networks, deadline)
+            serving = asyncio.create_task(server.run(stop, ready.set))
+            await ready.wait()
+            try:
+                return await asyncio.wait_for(talk(model, listening.path, server), TIMEOUT)
+            finally:
+                model.go.set()
+                stop.set()
+                await serving
+                networks.shutdown()
+    return asyncio.run(main())
+
+
+def image(number):
+    return np.full((*SIZE, 3), number, np.uint8)
+
+
+async def walk(link, event, count, first=None, note=''):
+    """The numbers of the frames of ``count`` poses; ``first``: that of an image that begins the world."""
+    _, frames = await link.walk(event, None if first is None else image(first), np.tile(np.eye(4), (count, 1, 1)),
+                                np.tile(PINHOLE, (count, 1)), note)
+    return frames[:, 0, 0, 0].tolist()
+
+
+async def until(condition):
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+def test_who_asks_again_for_the_walk_that_began_a_world_has_the_note_of_that_world(tmp_path):
+    async def talk(model, path, server):
+        lost = await WorldLink.open(path, 'a', LINGER)
+        assert await walk(lost, 'old', 1, 50, 'old note') == [50]
+        model.go.clear()
+        asked = asyncio.ensure_future(walk(lost, 'one', 9, 100, 'note'))
+        await until(lambda: server.status()['service']['requests'])
+        lost.close()
+        with pytest.raises(Unavailable, match='closed'):
+            await asked
+        link = await WorldLink.open(path, 'a', LINGER)
+        again = asyncio.ensure_future(walk(link, 'one', 9, 100, 'note'))
+        model.go.set()
+        assert await again == list(range(100, 109)) and server.status()['service']['repeated'] == 1
+        return link.begun, link.note
+    assert with_server(talk, tmp_path) == (True, 'note')
