@@ -10,7 +10,7 @@ import pytest
 
 from worldmodel_ros.serving.client.link import Unavailable
 from worldmodel_ros.serving.transport.address import ListeningSocket
-from worldmodel_ros.serving.worlds.link import WorldLink
+from worldmodel_ros.serving.worlds.link import WorldLink, WorldRefused
 from worldmodel_ros.serving.worlds.server import WorldServer
 
 SIZE = 2, 2
@@ -116,3 +116,39 @@ def test_who_asks_again_for_the_walk_that_began_a_world_has_the_note_of_that_wor
         assert await again == list(range(100, 109)) and server.status()['service']['repeated'] == 1
         return link.begun, link.note
     assert with_server(talk, tmp_path) == (True, 'note')
+
+
+def test_a_walk_without_an_image_that_is_refused_for_its_deadline_leaves_the_world_and_its_newest_event(tmp_path):
+    async def talk(model, path, server):
+        link = await WorldLink.open(path, 'a', LINGER)
+        await walk(link, 'one', 9, 50)
+        second = await walk(link, 'two', 12)
+        with late(server), pytest.raises(WorldRefused, match='no chunk within'):
+            await walk(link, 'three', 12)
+        assert await walk(link, 'two', 12) == second == list(range(59, 71)) and server.status()['service']['repeated'] == 1
+        return await walk(link, 'three', 12)
+    assert with_server(talk, tmp_path, deadline=TIMEOUT) == list(range(71, 83))
+
+
+def test_where_a_new_world_is_refused_for_its_deadline_no_world_goes_on(tmp_path):
+    async def talk(model, path, server):
+        link = await WorldLink.open(path, 'a', LINGER)
+        await walk(link, 'one', 9, 50)
+        with late(server), pytest.raises(WorldRefused, match='no chunk within'):
+            await walk(link, 'two', 9, 100)
+        with pytest.raises(WorldRefused, match='send an image'):
+            await walk(link, 'three', 12)
+        assert not server.status()['service']['sessions']
+        return await walk(link, 'two', 9, 100)
+    assert with_server(talk, tmp_path, deadline=TIMEOUT) == list(range(100, 109))
+
+
+@contextlib.contextmanager
+def late(server):
+    """Every first chunk is late until the end of the block."""
+    turns = server._turns
+    turns.deadline, kept = -1.0, turns.deadline
+    try:
+        yield
+    finally:
+        turns.deadline = kept

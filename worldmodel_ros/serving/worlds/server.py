@@ -255,15 +255,17 @@ class WorldServer:
         walk, observed = place.walk, time.monotonic()
         if walk is None:
             raise _Refused('session', 'there is no world yet: send an image')
-        place.event, place.answer = '', None
         before = 0
         for chunk in walk.along(path, message.intrinsics[-len(path):]):
             needed = before if self._turns.deadline else before + chunk.end - chunk.first
             try:
                 shown.append(await self._turns.take(place.session, chunk, due + needed * self.about.step_period, before == 0))
             except Late as late:
+                if image is not None:  # the client does not know of the world that it began
+                    await self._forget(place)
                 raise _Refused('deadline', f'no chunk within {self._turns.deadline:g} s: {late}') from late
             before += chunk.end - chunk.first
+            place.event, place.answer = '', None  # only now has the world gone on
         now = time.monotonic()
         frames = np.concatenate(shown)
         self._counts['frames'] += len(path)
