@@ -31,6 +31,7 @@ def load_world(model: str, backend: str = 'auto', threads: int = 1, gpus: int = 
     """Load an open world model. ``sessions`` may be open at a time. ``backend``: ``torch`` (float32), ``torch-bf16``,
     ``torch-fp8`` or ``auto``, ``torch-bf16`` on a GPU and ``torch`` on a CPU. ``gpus`` and ``parallel`` as of ``load``. Raises
     ModelError."""
+    _check_numbers(threads, sessions, gpus)
     if gpus > 1:
         from .open_world.divided import LeadingWorld
         return LeadingWorld.load(model, backend, threads, sessions, gpus=gpus, kind=parallel)
@@ -56,12 +57,7 @@ def load(model: str = 'tiny', backend: str = 'auto', threads: int = 1, sessions:
 
     if backend not in BACKENDS:
         raise ModelError(f'unknown backend {backend!r}; choose one of {", ".join(BACKENDS)}')
-    if threads < 1:
-        raise ModelError(f'threads must be at least 1, not {threads}')
-    if sessions < 1:
-        raise ModelError(f'sessions must be at least 1, not {sessions}')
-    if gpus < 1:
-        raise ModelError(f'gpus must be at least 1, not {gpus}')
+    _check_numbers(threads, sessions, gpus)
     folder = model_folder(model)
     if not (folder / 'model.json').is_file():
         shipped = ', '.join(sorted(p.parent.name for p in WEIGHTS.glob('*/model.json'))) or 'none'
@@ -81,6 +77,12 @@ def load_random(preset: str, backend: str = 'torch', threads: int = 1, sessions:
     ``backend`` is one of those of torch; ``gpus`` and ``parallel`` as of ``load``.
     """
     return _torch_engine(preset, seed, backend, threads, sessions, gpus, parallel)
+
+
+def _check_numbers(threads: int, sessions: int, gpus: int) -> None:
+    for name, number in (('threads', threads), ('sessions', sessions), ('gpus', gpus)):
+        if number < 1:
+            raise ModelError(f'{name} must be at least 1, not {number}')
 
 
 def _torch_engine(model: str, seed: int | None, backend: str, threads: int, sessions: int, gpus: int, parallel: str) -> Engine:

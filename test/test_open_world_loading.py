@@ -1,0 +1,41 @@
+"""What is loaded of an open world model, and what is refused; with a VAE that has no weights."""
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import open_world
+import pytest
+import wan_tiny as tiny
+from safetensors.torch import save_file
+
+from worldmodel_ros.engine.loading import load_world
+from worldmodel_ros.model.checkpoint_description import ModelError
+from worldmodel_ros.model.wan.vae import WanVae
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(WanVae, 'load', lambda *arguments: SimpleNamespace(rows=None))
+    open_world.write_network(tmp_path)
+    (tmp_path / 'text').mkdir()
+    save_file({'rows': tiny.text()}, tmp_path / 'text' / 'rows.safetensors')
+    describe(tmp_path)
+    return tmp_path
+
+
+def describe(folder, **changes):
+    (folder / 'world.json').write_text(json.dumps({**open_world.WORLD, **changes}))
+
+
+@pytest.mark.parametrize('name', ['threads', 'gpus', 'sessions'])
+@pytest.mark.parametrize('number', [0, -1])
+def test_numbers_below_one_are_refused_by_name(folder, name, number):
+    with pytest.raises(ModelError, match=f'{name} must be at least 1, not {number}'):
+        load_world(str(folder), **{name: number})
+
+
+def test_the_server_ends_with_the_code_of_a_refused_option(folder):
+    done = subprocess.run([sys.executable, '-m', 'worldmodel_ros.cli', 'serve', '--model', folder, '--threads', '0',
+                           '--socket', folder / 'world.sock'], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and done.stderr == 'worldmodel serve: threads must be at least 1, not 0\n'
