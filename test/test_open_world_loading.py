@@ -10,6 +10,7 @@ import wan_tiny as tiny
 from safetensors.torch import save_file
 
 from worldmodel_ros.engine.loading import load_world
+from worldmodel_ros.engine.open_world.world import OpenWorld
 from worldmodel_ros.model.checkpoint_description import ModelError
 from worldmodel_ros.model.wan.vae import WanVae
 
@@ -39,3 +40,16 @@ def test_the_server_ends_with_the_code_of_a_refused_option(folder):
     done = subprocess.run([sys.executable, '-m', 'worldmodel_ros.cli', 'serve', '--model', folder, '--threads', '0',
                            '--socket', folder / 'world.sock'], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and done.stderr == 'worldmodel serve: threads must be at least 1, not 0\n'
+
+
+def test_a_smaller_model_is_loaded_once_even_if_it_names_itself(folder, monkeypatch):
+    loads, load = [], OpenWorld._load
+
+    def counted(world, layers):
+        loads.append(world.description.name)
+        assert len(loads) < 5, loads
+        return load(world, layers)
+    monkeypatch.setattr(OpenWorld, '_load', counted)
+    describe(folder, smaller='.')
+    world = load_world(str(folder))
+    assert world.smaller.smaller is None and len(loads) == 2

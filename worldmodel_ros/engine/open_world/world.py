@@ -5,7 +5,7 @@ import hashlib
 import itertools
 import json
 import weakref
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -173,7 +173,8 @@ class OpenWorld:
 
     def _smaller(self, folder: Path, backend: str, threads: int) -> OpenWorld:
         """Load the model for the last rungs of the ladder."""
-        world = OpenWorld(WorldDescription.read(folder), backend, threads)
+        # Without its own smaller one, which would never be used, and may be this model again.
+        world = OpenWorld(replace(WorldDescription.read(folder), smaller=None), backend, threads)
         if world.description.size != self.description.size or world.preset.chunk_frames != self.preset.chunk_frames:
             raise ModelError(f'{world.description.name} makes {world.preset.chunk_frames} frames of {world.description.size}, '
                              f'and stands in for {self.description.name}, which makes {self.preset.chunk_frames} of '
