@@ -23,7 +23,8 @@ PINHOLE = np.ones((1, 4))
 class Model:
     """A model whose images have the number of the image that their world began with, plus their own number in the world."""
 
-    def __init__(self, sessions=2):
+    def __init__(self):
+        self.worlds = set()  # open sessions, without branches
         self.spec = SimpleNamespace(name='painted', image_size=SIZE, step_period=1 / 16, chunk_frames=CHUNK)
         self.preset = SimpleNamespace(schedule=SimpleNamespace(steps=range(2)), chunk_frames=3)
         self.window, self.frame_images, self.backend = SimpleNamespace(frames=3), 4, 'painted'
@@ -38,21 +39,23 @@ class Model:
 
     def open(self, image, pose):
         self.settle()
-        return Session(int(image[0, 0, 0]))
+        session = Session(self, int(image[0, 0, 0]))
+        self.worlds.add(session)
+        return session
 
 
 class Session:
     pose = np.eye(4)
 
-    def __init__(self, first, painted=0):
-        self.first, self.painted = first, painted
+    def __init__(self, model, first, painted=0):
+        self.model, self.first, self.painted = model, first, painted
 
     @property
     def images_of_chunk(self):
         return CHUNK if self.painted else CHUNK - 4
 
     def fork(self):
-        return Session(self.first, self.painted)
+        return Session(self.model, self.first, self.painted)
 
     def imagining(self, poses, intrinsics, steps):
         for _ in range(steps):
@@ -62,7 +65,7 @@ class Session:
         return np.broadcast_to(numbers.astype(np.uint8)[:, None, None, None], (len(numbers), *SIZE, 3))
 
     def close(self):
-        pass
+        self.model.worlds.discard(self)
 
 
 def with_server(talk, tmp_path, deadline=0.0):
@@ -141,6 +144,24 @@ def test_where_a_new_world_is_refused_for_its_deadline_no_world_goes_on(tmp_path
         assert not server.status()['service']['sessions']
         return await walk(link, 'two', 9, 100)
     assert with_server(talk, tmp_path, deadline=TIMEOUT) == list(range(100, 109))
+
+
+def test_a_world_of_which_all_clients_are_lost_while_it_is_asked_for_does_not_stay_open(tmp_path):
+    async def talk(model, path, server):
+        model.go.clear()
+        asked = []
+        for leave in (WorldLink.end, WorldLink.close):  # one that says goodbye, and then one that is lost
+            link = await WorldLink.open(path, 'a', 0.0)
+            asked.append(asyncio.ensure_future(walk(link, '', 9, 50)))
+            await until(lambda: server.status()['service']['requests'])
+            leave(link)
+            await until(lambda: not server._peers)
+        model.go.set()
+        assert all(isinstance(answer, Unavailable) for answer in await asyncio.gather(*asked, return_exceptions=True))
+        await until(lambda: not server._places and not server._tasks)
+        await server._do(lambda: None)  # behind what the networks still do
+        return len(model.worlds)
+    assert with_server(talk, tmp_path) == 0
 
 
 @contextlib.contextmanager

@@ -58,6 +58,7 @@ class _Place:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # one request at a time
     walk: Walk | None = None
     holder: _Peer | None = None
+    requests: int = 0  # not answered yet, those in line for the lock and of lost clients included
     left: float = 0.0  # since when there is no holder, steady time in s
     note: str = ''     # of the walk that began the world
     event: str = ''    # the newest one, and its answer; frames: None if they are too large
@@ -167,6 +168,7 @@ class WorldServer:
             if isinstance(message, messages.Walk):
                 _check(message)
             peer.waiting += 1
+            peer.place.requests += 1
             self._spawn(self._answer(peer, peer.place, message, image, time.monotonic()))
 
     def _image(self, descriptor: int) -> np.ndarray:
@@ -209,39 +211,44 @@ class WorldServer:
                 if peer.place is None and now - peer.since > _HELLO:
                     self._drop(connection)
             for place in list(self._places.values()):
-                if place.holder is None and now - place.left > place.linger and not place.lock.locked():
+                if place.holder is None and now - place.left > place.linger and not place.requests:
                     await self._end(place)
 
     # --- worlds ---
 
     async def _answer(self, peer: _Peer, place: _Place, message: messages.Walk | messages.Forget, image: np.ndarray | None,
                       arrival: float) -> None:
-        frames = None
-        async with place.lock:
-            try:
-                if isinstance(message, messages.Forget):
-                    await self._forget(place)
-                    reply = messages.Walked(message.number)
-                elif message.event and message.event == place.event:
-                    reply, frames = self._again(place, message)
-                else:
-                    reply, frames = await self._walk(place, message, image, arrival)
-            except _Refused as refused:
-                self._counts['refused'] += 1
-                reply = messages.Walked(message.number, kind=refused.kind, refusal=str(refused))
-            except OutOfPages as error:
-                await self._forget(place)
-                self._counts['failed'] += 1
-                reply = messages.Walked(message.number, kind='model', refusal=f'no memory is left to imagine in: {error}')
-            except Exception as error:  # other worlds continue
-                end_if_lost(error)
-                _log.exception('a world failed')
-                await self._forget(place)
-                self._counts['failed'] += 1
-                reply = messages.Walked(message.number, kind='model', refusal=f'{type(error).__name__}: {error}')
-        peer.waiting -= 1
+        try:
+            async with place.lock:
+                reply, frames = await self._reply(place, message, image, arrival)
+        finally:
+            peer.waiting -= 1
+            place.requests -= 1
         if peer.connection in self._peers:
             await self._send(peer.connection, reply, frames)
+
+    async def _reply(self, place: _Place, message: messages.Walk | messages.Forget, image: np.ndarray | None, arrival: float
+                     ) -> tuple[messages.Walked, np.ndarray | None]:
+        try:
+            if isinstance(message, messages.Forget):
+                await self._forget(place)
+                return messages.Walked(message.number), None
+            if message.event and message.event == place.event:
+                return self._again(place, message)
+            return await self._walk(place, message, image, arrival)
+        except _Refused as refused:
+            self._counts['refused'] += 1
+            return messages.Walked(message.number, kind=refused.kind, refusal=str(refused)), None
+        except OutOfPages as error:
+            await self._forget(place)
+            self._counts['failed'] += 1
+            return messages.Walked(message.number, kind='model', refusal=f'no memory is left to imagine in: {error}'), None
+        except Exception as error:  # other worlds continue
+            end_if_lost(error)
+            _log.exception('a world failed')
+            await self._forget(place)
+            self._counts['failed'] += 1
+            return messages.Walked(message.number, kind='model', refusal=f'{type(error).__name__}: {error}'), None
 
     async def _walk(self, place: _Place, message: messages.Walk, image: np.ndarray | None, arrival: float
                     ) -> tuple[messages.Walked, np.ndarray]:
@@ -281,7 +288,7 @@ class WorldServer:
                 session = await self._do(self._world.open, image, pose)
                 break
             except OutOfPages as error:
-                free = [each for each in self._places.values() if each.walk and each.holder is None and not each.lock.locked()]
+                free = [each for each in self._places.values() if each.walk and each.holder is None and not each.requests]
                 if not free:  # no world is without a client
                     raise _Refused('sessions', 'all worlds that there is memory for are taken: try again later') from error
                 await self._end(min(free, key=lambda each: each.left))
@@ -304,7 +311,7 @@ class WorldServer:
 
     async def _leave(self, place: _Place) -> None:
         async with place.lock:
-            if place.holder is None:  # no other connection has come
+            if place.holder is None and not place.requests:  # no other connection has come
                 await self._end(place)
 
     async def _end(self, place: _Place) -> None:
