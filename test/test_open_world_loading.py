@@ -3,6 +3,7 @@ import json
 import subprocess
 import sys
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import open_world
 import pytest
@@ -13,6 +14,7 @@ from worldmodel_ros.engine.loading import load_world
 from worldmodel_ros.engine.open_world.world import OpenWorld
 from worldmodel_ros.model.checkpoint_description import ModelError
 from worldmodel_ros.model.wan.vae import WanVae
+from worldmodel_ros.serving.worlds import process
 
 
 @pytest.fixture
@@ -53,3 +55,15 @@ def test_a_smaller_model_is_loaded_once_even_if_it_names_itself(folder, monkeypa
     describe(folder, smaller='.')
     world = load_world(str(folder))
     assert world.smaller.smaller is None and len(loads) == 2
+
+
+def test_the_server_does_not_load_the_smaller_model_that_it_never_uses(folder, tmp_path, monkeypatch):
+    describe(folder, smaller='.')
+    served = []
+
+    async def serve(listening, worlds, load, model, deadline):
+        served.append(load())
+    monkeypatch.setattr(process, '_serve', serve)
+    monkeypatch.setattr(process, 'logging', MagicMock())  # the levels of other tests stay
+    assert process.serve_world(tmp_path / 'world.sock', str(folder)) == 0
+    assert served[0].smaller is None and load_world(str(folder)).smaller is not None

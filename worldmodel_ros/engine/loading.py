@@ -27,16 +27,16 @@ def is_world(model: str) -> bool:
 
 
 def load_world(model: str, backend: str = 'auto', threads: int = 1, gpus: int = 1, sessions: int = 1,
-               parallel: str = 'sequence') -> OpenWorld:
-    """Load an open world model. ``sessions`` may be open at a time. ``backend``: ``torch`` (float32), ``torch-bf16``,
-    ``torch-fp8`` or ``auto``, ``torch-bf16`` on a GPU and ``torch`` on a CPU. ``gpus`` and ``parallel`` as of ``load``. Raises
-    ModelError."""
+               parallel: str = 'sequence', smaller: bool = True) -> OpenWorld:
+    """Load an open world model, with its ``smaller`` one if that is wanted. ``sessions`` may be open at a time. ``backend``:
+    ``torch`` (float32), ``torch-bf16``, ``torch-fp8`` or ``auto``, ``torch-bf16`` on a GPU and ``torch`` on a CPU. ``gpus``
+    and ``parallel`` as of ``load``. Raises ModelError."""
     _check_numbers(threads, sessions, gpus)
     if gpus > 1:
         from .open_world.divided import LeadingWorld
-        return LeadingWorld.load(model, backend, threads, sessions, gpus=gpus, kind=parallel)
+        return LeadingWorld.load(model, backend, threads, sessions, smaller, gpus=gpus, kind=parallel)
     from .open_world.world import OpenWorld
-    return OpenWorld.load(model, backend, threads, sessions)
+    return OpenWorld.load(model, backend, threads, sessions, smaller)
 
 
 def load(model: str = 'tiny', backend: str = 'auto', threads: int = 1, sessions: int = 8, gpus: int = 1,

@@ -167,9 +167,12 @@ class OpenWorld:
         return GraphedSampler(sampler) if hosted and self.device.type == 'cuda' else sampler
 
     @classmethod
-    def load(cls, folder: str | Path, backend: str = 'auto', threads: int = 1, sessions: int = 1, **options: Any) -> OpenWorld:
-        """Load a world from a folder with ``world.json``; ``options`` are those of the class. Raises ModelError."""
-        return cls(WorldDescription.read(Path(folder).expanduser()), backend, threads, sessions, **options)
+    def load(cls, folder: str | Path, backend: str = 'auto', threads: int = 1, sessions: int = 1, smaller: bool = True,
+             **options: Any) -> OpenWorld:
+        """Load a world from a folder with ``world.json``, with its ``smaller`` one, if it has one and that is wanted;
+        ``options`` are those of the class. Raises ModelError."""
+        description = WorldDescription.read(Path(folder).expanduser())
+        return cls(description if smaller else replace(description, smaller=None), backend, threads, sessions, **options)
 
     def _smaller(self, folder: Path, backend: str, threads: int) -> OpenWorld:
         """Load the model for the last rungs of the ladder."""

@@ -36,8 +36,9 @@ def serve_world(path: Path, model: str, backend: str = 'auto', threads: int = 1,
     logging.getLogger('worldmodel_ros').setLevel(logging.INFO)
     listening = ListeningSocket(path)  # first: loading takes long
     try:
-        asyncio.run(_serve(listening, worlds, partial(load_world, model, backend, threads, gpus, worlds, parallel), model,
-                           deadline))
+        # Its smaller model is for robots' predictions: ``turns`` has no use for it.
+        load = partial(load_world, model, backend, threads, gpus, worlds, parallel, smaller=False)
+        asyncio.run(_serve(listening, worlds, load, model, deadline))
     except RuntimeError as error:  # while it is loaded
         end_if_lost(error)
         raise
