@@ -9,10 +9,11 @@ import atexit
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -35,6 +36,7 @@ from .world import OpenWorld, Share
 _log = logging.getLogger(__name__)
 _LOADING_S = 900.0  # timeout for all to read their share of the weights
 _LOOK_S = 0.5
+_REFUSALS = ValueError, OutOfPages, SessionFileError  # which are those of all processes
 
 
 @dataclass(frozen=True)
@@ -87,13 +89,13 @@ class WorldFollower:
                     session.close()
             else:
                 getattr(self._sessions[number], name)(*arguments)
-        except (ValueError, OutOfPages, SessionFileError) as error:
+        except _REFUSALS as error:
             _log.info('refused: %s', error)
 
 
 class LeadingWorld(OpenWorld):
-    """Rank 0's world. When another process fails, this one ends with DEVICE_LOST, to be restarted: the other's pages are lost,
-    and a device may wait for its messages forever."""
+    """Rank 0's world. When another process fails, or this one alone, it ends with DEVICE_LOST, to be restarted: the other's
+    pages are lost, and a device may wait for its messages forever."""
 
     def __init__(self, description: WorldDescription, backend: str = 'auto', threads: int = 1, sessions: int = 1,
                  gpus: int = 2, kind: str = PARALLEL_KINDS[0]):
@@ -131,6 +133,19 @@ class LeadingWorld(OpenWorld):
         except OSError as error:  # ``_watch`` ends this process
             raise RankFailure(f'a process of the model is gone: {error}') from error
 
+    @contextmanager
+    def jointly(self) -> Iterator[None]:
+        """End this process where it fails alone, as when it is out of memory: the others would wait in that chunk for its
+        messages, and take those of the next chunk for them."""
+        try:
+            yield
+        except (*_REFUSALS, RankFailure):
+            raise
+        except Exception as error:
+            if self._closed:
+                raise
+            self._end(f'rank 0 of the model failed: {type(error).__name__}: {error}', error)
+
     def close(self) -> None:
         """End the other processes."""
         if not self._closed:
@@ -151,9 +166,13 @@ class LeadingWorld(OpenWorld):
                 self._processes.check(_LOOK_S)
             except (RankFailure, OSError) as error:
                 if not self._closed:
-                    _log.critical('%s: this process ends, too, with exit code %d, to be started again', error, DEVICE_LOST)
-                    logging.shutdown()
-                    os._exit(DEVICE_LOST)
+                    self._end(str(error))
+
+    @staticmethod
+    def _end(reason: str, error: Exception | None = None) -> NoReturn:
+        _log.critical('%s: this process ends, too, with exit code %d, to be started again', reason, DEVICE_LOST, exc_info=error)
+        logging.shutdown()
+        os._exit(DEVICE_LOST)
 
 
 def check(description: WorldDescription, count: int, kind: str) -> None:

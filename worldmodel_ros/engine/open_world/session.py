@@ -86,6 +86,10 @@ class WorldSession:
         """``imagine`` as a generator that pauses between ``OpenWorld.units``. The session must not be used otherwise meanwhile;
         closing the generator before its end leaves the session unchanged."""
         self._world.tell('imagine', self._number, poses, intrinsics, steps)
+        with self._world.jointly():
+            return (yield from self._passes(poses, intrinsics, steps))
+
+    def _passes(self, poses: np.ndarray, intrinsics: camera.Intrinsics, steps: int | None) -> Generator[None, None, np.ndarray]:
         frames, control, poses = self._world.preset.chunk_frames, *self._control(poses, intrinsics)
         shape, at = (16, frames, *self._world.latent_size), self.frame
 
@@ -113,6 +117,10 @@ class WorldSession:
         Self-Forcing extends videos this way; for LingBot-World it is not validated.
         """
         self._world.tell('observe', self._number, images, poses, intrinsics)
+        with self._world.jointly():
+            self._commit(images, poses, intrinsics)
+
+    def _commit(self, images: np.ndarray, poses: np.ndarray, intrinsics: camera.Intrinsics) -> None:
         if self._imagined:
             raise ValueError('what follows an imagined chunk is no observation: fork before imagining')
         if images.shape[0] != self.images_of_chunk:
@@ -150,6 +158,10 @@ class WorldSession:
     def save(self) -> bytes:
         """Return the session as a safetensors file: pages, positions, and the streaming states of the VAE and the condition."""
         self._world.tell('save', self._number)
+        with self._world.jointly():
+            return self._content()
+
+    def _content(self) -> bytes:
         tensors = {f'sequence.{name}': tensor for name, tensor in self._sequence.save().items()}
         for name, state in (('decoder', self._world.vae.whole(self._decoded)), ('encoder', self._encoded),
                             ('condition', self._condition.state)):

@@ -5,6 +5,7 @@ import hashlib
 import itertools
 import json
 import weakref
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -225,6 +226,10 @@ class OpenWorld:
 
     def tell(self, name: str, number: int, *arguments: Any) -> None:
         """Called before anything is done with session ``number``; a divided world tells its other processes."""
+
+    def jointly(self) -> AbstractContextManager[None]:
+        """Return the context of a session's work after ``tell``; in a divided world all processes end where one alone fails."""
+        return nullcontext()
 
     def next_number(self) -> int:
         """Return a number for a new session."""
