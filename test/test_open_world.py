@@ -380,6 +380,22 @@ def test_sessions_are_kept_in_files_while_images_are_observed(world, tmp_path):
         robot.worker.load(kept, 'a.safetensors', 1.0)
 
 
+def test_a_session_from_a_file_goes_on_by_the_odometry_of_now(world, tmp_path):
+    kept, answers = SessionFolder(tmp_path / 'sessions'), []
+    for start in (0.0, 50.0):  # m; the odometry has another origin since the robot was switched on again
+        with Robot(world, observes=True) as robot:
+            robot.base[0, 3] = start
+            robot.show(9)
+            while robot.predictions.get(timeout=DEADLINE)[0].sequence < 9:
+                pass
+            if start:
+                robot.worker.load(kept, 'a.safetensors', 1.0)
+            else:
+                robot.worker.save(kept, 'a.safetensors', 1.0)
+            answers.append(robot.ask([LEFT] * 4).branches[0][1].frames)
+    assert np.abs(np.subtract(*answers, dtype=int)).max() <= 1  # of 255: places are rounded
+
+
 def test_questions_that_cannot_be_answered_say_why(world):
     with Robot(world) as robot:
         with pytest.raises(QuestionError, match='no image'):

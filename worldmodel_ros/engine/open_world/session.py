@@ -60,6 +60,11 @@ class WorldSession:
         """Pose of the newest latent frame, (4, 4)."""
         return self._pose
 
+    def rebase(self, pose: np.ndarray) -> None:
+        """Go on as if the camera's newest pose were ``pose`` (4, 4): those of a session from a file may have another origin."""
+        self._world.tell('rebase', self._number, pose)
+        self._pose = np.asarray(pose, np.float64)
+
     def fork(self) -> WorldSession:
         """Return a branch, which must be closed; copies neither keys and values nor the VAE's state."""
         other: WorldSession = object.__new__(WorldSession)

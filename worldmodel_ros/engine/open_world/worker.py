@@ -146,9 +146,9 @@ class WorldWorker:
         return f'{size} bytes in {time.monotonic() - start:.2f} s'
 
     def load(self, folder: SessionFolder, name: str, patience: float) -> str:
-        """Replace the session by one from a file, and continue from it as long as only images are observed. Raises
-        SessionFileError, after which the session may start over with the next image, and CancelledError if the worker is
-        stopped."""
+        """Replace the session by one from a file, and continue from it as long as only images are observed, as if the camera
+        had not moved since it was saved. Raises SessionFileError, after which the session may start over with the next image,
+        and CancelledError if the worker is stopped."""
         if not self._observes:
             raise SessionFileError('each image begins a session of its own here: set world_observes to go on from a session')
 
@@ -158,6 +158,7 @@ class WorldWorker:
                 raise SessionFileError('no image has been seen yet, so the camera is not known')
             self._forget()  # first, as a world has pages for one session
             self._session = folder.load(name, WorldSession.read(self._world))
+            self._session.rebase(root.base @ self._optical)  # poses of two origins must not be mixed
             self._root = root
             with self._wake:
                 self._waiting.clear()
