@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from bag_messages import ACTIONS, WHEELBASE, image_message, string, task
 from bags import START, Drive, real_drive, simulated_drive, without_commands, write_bag
@@ -174,6 +175,7 @@ def test_the_example_in_a_question_about_a_car_is_an_answer_once_its_wheelbase_i
 @pytest.mark.parametrize(('text', 'words'), [
     ('{', ('YAML',)), ('- a', ('not known', 'image_topic')), ('camera: /x', ('camera', 'image_topic')),
     ('image_topic: /no', ('/no', '/camera/image_raw/compressed')), ('image_topic: [1]', ('name of a topic',)),
+    ('image_topic: none', ('name of a topic', 'needs images')),
     ('image_topic: /goal', ('/goal is a std_msgs/msg/String', 'sensor_msgs/msg/Image')),
     ('goal_topic: /cmd_vel', ('TwistStamped', 'std_msgs/msg/String')),
     ('executed_timeout_s: -1', ('0 or more', '-1')), ('executed_timeout_s: .nan', ('0 or more',)),
@@ -206,9 +208,10 @@ def test_the_yaw_rate_of_a_car_is_that_of_the_bicycle_model():
 
 @pytest.mark.parametrize(('path', 'words'), [
     ('twist.linear.x', ("'twist'", 'name, velocity')), ('velocity[2]', ('entry 2',)),
-    ('velocity[arm]', ('left, right',)), ('velocity', ('no number',)), ('name[0]', ('no number',))])
+    ('velocity[arm]', ('left, right',)), ('velocity', ('no number',)), ('name[0]', ('no number',)),
+    ('effort', ('no number',)), ('position', ('no number',))])
 def test_a_field_that_a_message_has_not_is_named(path, words):
-    message = SimpleNamespace(name=['left', 'right'], velocity=[1.0, 2.0])
+    message = SimpleNamespace(name=['left', 'right'], velocity=[1.0, 2.0], effort=np.ones(2), position=np.ones(1))
     with pytest.raises(MessageError) as refusal:
         Field(path).read(message)
     assert path in str(refusal.value) and all(word in str(refusal.value) for word in words), str(refusal.value)

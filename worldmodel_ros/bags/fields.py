@@ -41,7 +41,7 @@ class Field:
             owner, value = value, getattr(value, name)
             if index is not None:
                 value = self._entry(owner, value, index)
-        if isinstance(value, (str, bytes)) or not hasattr(value, '__float__'):
+        if hasattr(value, '__len__') or not hasattr(value, '__float__'):  # arrays have both
             raise self._missing('it is no number', value)
         return float(value) * self.scale + self.offset
 

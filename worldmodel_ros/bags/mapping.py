@@ -88,6 +88,8 @@ def read_config(path: Path, action_names: tuple[str, ...]) -> dict[str, Any]:
     for key in _TOPICS:
         if not isinstance(config.get(key, ''), str):
             raise BagError(f'{path}: {key} must be the name of a topic, or none, got {config[key]!r}')
+    if config.get('image_topic') == 'none':
+        raise BagError(f'{path}: image_topic must be the name of a topic: a world model needs images')
     result: dict[str, Any] = {field: _topic(config[key]) for key, field in _TOPICS.items() if key in config}
     if 'image_stamps' in config:
         if config['image_stamps'] not in STAMPS:
