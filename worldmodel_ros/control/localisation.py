@@ -22,7 +22,7 @@ _V, _W = 8, 9
 # turns [rad/m]; the same share for odometry, and how much slip it takes for a turn [rad/m]; by how much the body turns ahead of
 # its wheels [s].
 _SPEED, _TURNING, _CURVE, _SCALE, _SLIP, _LEAD = range(10, 16)
-_DEVIATIONS = np.array((0.1, 0.1, 0.12, 0.05, 0.25, 0.1))  # of a base of which nothing has been learned yet
+_DEVIATIONS = np.array((0.1, 0.1, 0.12, 0.02, 0.25, 0.1))  # of a base of which nothing has been learned yet
 _UNKNOWN = 1e4            # m2 or rad2, variance of what was not seen yet
 QUARTER = math.pi / 2
 _CHANGES = 600.0          # s, in which a calibration may change by so much
@@ -32,8 +32,8 @@ _FOLLOWS = (0.006, 0.03)  # m/s and rad/s, of a base that follows its commands, 
 _FOLLOWS_CHANGE = 0.5     # as a share of how much these change, since its latency varies;
 _COUNTED = (0.0003, 0.0015)  # m and rad, of what wheels count
 # Growth of the pose's variances, in addition.
-_PER_METRE = (0.001, 0.0005, 0.0005)  # along, across [m2], yaw [rad2], for each m
-_TURN_CHANGE = 0.05                   # s, of the change of the angular velocity
+_PER_METRE = (0.0003, 0.00015, 0.001)  # along, across [m2], yaw [rad2], for each m
+_TURN_CHANGE = 0.1                      # s, of the change of the angular velocity
 # Standard deviations of a forecast, wider than measured (docs/task_results.md): errors of successive frames are correlated.
 _ANGLE = math.radians(1.5)            # of the walls' direction
 _WALL_SEEN, _WALL_ASIDE = 0.15, 0.5   # m, of a wall ahead, and of one that is barely in view
