@@ -31,9 +31,10 @@ _SLIP_TIME = 1.0          # s, correlation time of the slip
 _FOLLOWS = (0.006, 0.03)  # m/s and rad/s, of a base that follows its commands, and
 _FOLLOWS_CHANGE = 0.5     # as a share of how much these change, since its latency varies;
 _COUNTED = (0.0003, 0.0015)  # m and rad, of what wheels count
-# Growth of the pose's variances, in addition.
-_PER_METRE = (0.0003, 0.00015, 0.001)  # along, across [m2], yaw [rad2], for each m
-_TURN_CHANGE = 0.1                      # s, of the change of the angular velocity
+# Growth of the pose's variances, in addition: more than the calibration leaves, so that what is in view soon counts more than
+# what was. With a twentieth of it robots of ``recall`` touched nearly twice as much (docs/decisions.md).
+_PER_METRE = (0.001, 0.0005, 0.02)  # along, across [m2], yaw [rad2], for each m
+_TURN_CHANGE = 0.1                   # s, of the change of the angular velocity
 # Standard deviations of a forecast, wider than measured (docs/task_results.md): errors of successive frames are correlated.
 _ANGLE = math.radians(1.5)            # of the walls' direction
 _WALL_SEEN, _WALL_ASIDE = 0.15, 0.5   # m, of a wall ahead, and of one that is barely in view
