@@ -364,6 +364,15 @@ def spin_until(executor, condition):
         executor.spin_once(timeout_sec=0.05)
 
 
+def ends_with_one_twist_stamped(subject, folder):
+    """End a recorder; its bag has one command, of the right type."""
+    subject.on_shutdown()
+    subject.destroy_node()
+    with open_bag(folder) as bag:
+        assert bag.topics['/robot7/cmd_vel'].type == 'geometry_msgs/msg/TwistStamped'
+        assert len(list(bag.messages(['/robot7/cmd_vel']))) == 1
+
+
 @pytest.mark.ros
 @pytest.mark.untimed
 def test_what_nobody_publishes_is_warned_of_and_a_stranger_does_not_take_a_topic_over(robot, tmp_path, monkeypatch, stranger):
@@ -392,11 +401,7 @@ def test_what_nobody_publishes_is_warned_of_and_a_stranger_does_not_take_a_topic
     assert 'geometry_msgs/msg/Twist' in values['not recorded: /robot7/cmd_vel']
     stranger.destroy_publisher(wrong)
     spin_until(executor, lambda: subject.report().level == OK)
-    subject.on_shutdown()
-    subject.destroy_node()
-    with open_bag(tmp_path / 'bag') as bag:
-        assert bag.topics['/robot7/cmd_vel'].type == 'geometry_msgs/msg/TwistStamped'
-        assert len(list(bag.messages(['/robot7/cmd_vel']))) == 1
+    ends_with_one_twist_stamped(subject, tmp_path / 'bag')
 
 
 @pytest.mark.ros
@@ -414,11 +419,7 @@ def test_a_topic_of_two_types_is_recorded_once_the_wrong_publisher_has_ended(rob
     right.publish(TwistStamped())
     spin_until(executor, lambda: subject.report().values['messages'] == 2)  # with the latched goal
     assert subject.report().level == OK
-    subject.on_shutdown()
-    subject.destroy_node()
-    with open_bag(tmp_path / 'bag') as bag:
-        assert bag.topics['/robot7/cmd_vel'].type == 'geometry_msgs/msg/TwistStamped'
-        assert len(list(bag.messages(['/robot7/cmd_vel']))) == 1
+    ends_with_one_twist_stamped(subject, tmp_path / 'bag')
 
 
 @pytest.mark.ros

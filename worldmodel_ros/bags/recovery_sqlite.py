@@ -10,6 +10,7 @@ from rosbags.interfaces import Connection, ConnectionExtRosbag2, MessageDefiniti
 
 from .problems import Problem
 from .recovery import Recovered, Unreadable
+from .steps_back import open_sqlite
 
 _FARTHEST = 2 ** 20  # maximum number of rows to skip in search of a readable one
 _NO_DEFINITION = MessageDefinition(MessageDefinitionFormat.NONE, '')
@@ -20,7 +21,7 @@ class RecoveredSqlite(Recovered):
 
     def __init__(self, path: Path) -> None:
         super().__init__()
-        self._database = sqlite3.connect(f'{path.absolute().as_uri()}?mode=ro&immutable=1', uri=True, check_same_thread=False)
+        self._database = open_sqlite(path, check_same_thread=False)
         # Without this, a file shorter than its header says is refused as a whole.
         self._database.execute('PRAGMA writable_schema=ON')
         self._errors = 0

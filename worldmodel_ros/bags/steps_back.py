@@ -58,10 +58,15 @@ def in_mcap(path: Path) -> StepsBack:
     return steps
 
 
+def open_sqlite(path: Path, check_same_thread: bool = True) -> sqlite3.Connection:
+    """Open a SQLite bag read-only, without creating a file next to it, whatever characters its path has."""
+    return sqlite3.connect(f'{path.absolute().as_uri()}?mode=ro&immutable=1', uri=True, check_same_thread=check_same_thread)
+
+
 def in_sqlite(path: Path) -> StepsBack:
     """Return the steps back in a SQLite bag, from its rows."""
     steps = StepsBack()
-    with closing(sqlite3.connect(f'{path.absolute().as_uri()}?mode=ro&immutable=1', uri=True)) as database:
+    with closing(open_sqlite(path)) as database:
         for topic, time in database.execute('SELECT topic_id, timestamp FROM messages WHERE timestamp > 0 ORDER BY id'):
             steps.passed(topic, time)
     return steps
