@@ -175,6 +175,13 @@ class Rig:
             publish()
             time.sleep(max(0.0, start + (k + 1) / rate - time.monotonic()))
 
+    def film_until(self, condition, what, timeout=60.0):
+        """Act as a camera of 10 Hz until a condition holds: of the images on a busy machine any number may be lost."""
+        end = time.monotonic() + timeout
+        while not condition():
+            assert time.monotonic() < end, f'filmed {timeout} s in vain for {what}'
+            self.film(0.1)
+
     def drive(self, v=0.3, w=0.0):
         message = TwistStamped()
         message.twist.linear.x, message.twist.angular.z = v, w
