@@ -43,7 +43,8 @@ def test_what_cache_layers_see_can_be_less_than_the_preset_says():
     assert changed == {'as-it-is': whole, 'no-heading': replace(whole, heading_pairs=0),
                        'no-temporal-pattern': replace(whole, patterns=((4, 0, 0),)),
                        'no-sinks': replace(whole, sink_slabs=0), 'no-keyframes': replace(whole, keyframe_slabs=0),
-                       'window-of-64': replace(whole, keyframe_slabs=0, window_frames=64)}
+                       'window-of-64': replace(whole, keyframe_slabs=0, window_frames=64),
+                       'window-of-16': replace(whole, keyframe_slabs=0, window_frames=16)}
 
 
 def test_values_given_on_the_command_line_win():
