@@ -185,12 +185,17 @@ def test_what_fails_on_a_machine_that_became_slower_is_played_again_and_nothing_
     monkeypatch.setattr(test_scenarios, 'ended_in_good_order', lambda *_: None)
     monkeypatch.setattr(test_scenarios, 'measure_again', lambda: Speed(ticks.pop(0), 0.001))
     monkeypatch.setattr(stalls, 'REPLAYS', [])
+    monkeypatch.setattr(stalls, 'UNEXPLAINED', 0)
+    monkeypatch.setattr(stalls, '_unexplained', 0)
     stage = Stage(make)
     try:
         scaled = next(scenario for scenario in ONE_ROBOT.scenarios if scenario in SCALED)
         configured = next(scenario for scenario in ONE_ROBOT.scenarios if scenario not in SCALED)
         slow = AssertionError('0 % of the ticks were answered by the model')
         assert plays(slow, scaled, 0.025, 0.030) == 1
+        monkeypatch.setattr(stalls, 'UNEXPLAINED', 1)
+        assert plays(slow, scaled, 0.025, 0.030, 0.030) == 2
+        assert len(stalls.REPLAYS) == 1 and 'nothing that was measured explains it: 0 % of' in stalls.REPLAYS.pop().reason
         assert plays(slow, scaled, 0.025, 0.040, 0.045, 0.050) == 3
         assert len(stalls.REPLAYS) == 2 and 'now, a tick of the shipped model takes 40.0 ms' in stalls.REPLAYS[0].reason
         stalls.REPLAYS.clear()  # else the table of this run would name them

@@ -21,7 +21,7 @@ import pytest
 from scenarios.catalogue import SCALED, SYSTEMS, play, raise_worst
 from scenarios.checks import ended_in_good_order
 from scenarios.speed import SLOWER, measure_again, measured
-from scenarios.stalls import InvariantViolation, Slowed, play_out
+from scenarios.stalls import InvariantViolation, Missed, Slowed, Unexplained, play_out
 from scenarios.supervised import SupervisedSystem
 
 UNDER_LAUNCH = Path(__file__).parent / 'scenarios' / 'under_launch.py'
@@ -74,6 +74,8 @@ class Stage:
                 now = measure_again()
                 if now.tick_s > SLOWER * before.tick_s:
                     raise Slowed(f'the machine has become slower: before, {before}; now, {now}; {failure}') from failure
+                if not isinstance(failure, Missed):  # which stalls may explain
+                    raise Unexplained(f'{failure}; before, {before}; now, {now}') from failure
             raise_worst([failure, *([InvariantViolation(f'at the end of the system: {wrong}')] if wrong else [])])
 
     def end(self):

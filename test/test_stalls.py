@@ -6,7 +6,7 @@ import time
 
 import pytest
 from scenarios import stalls as module
-from scenarios.stalls import PLAYS, InvariantViolation, Missed, Stall, Watch, past, play_out
+from scenarios.stalls import PLAYS, InvariantViolation, Missed, Stall, Unexplained, Watch, past, play_out
 
 from worldmodel_ros.demo.load import CpuLoad
 
@@ -114,6 +114,7 @@ def missed(by):
     ([missed(0.2)], [(10.4, 10.5)], 1, 0, False),            # it stood still for less than what was missed
     ([missed(0.2)], [(12.0, 12.5)], 1, 0, False),            # at another time
     ([missed(0.2)], [(10.1, 10.25), (10.3, 10.45)], 1, 0, False),  # in two pieces
+    ([Unexplained('no commands')], [(10.4, 10.7)], 1, 0, False),
     ([missed(0.2)], [(10.4, 10.7)], 2, 1, True),
     ([missed(0.2)] * PLAYS, [(10.4, 10.7)], PLAYS, PLAYS - 1, False),  # not for ever
     ([AssertionError('wrong')], [(0.0, 100.0)], 1, 0, False),  # has no time that could be explained
@@ -123,6 +124,7 @@ def test_only_what_was_missed_by_less_than_an_overlapping_stall_is_played_again(
         monkeypatch, failures, stalls, plays, replays, passes):
     monkeypatch.setattr(module, '_running', Seen(*stalls))
     monkeypatch.setattr(module, 'REPLAYS', [])
+    monkeypatch.setattr(module, 'UNEXPLAINED', 0)
     left, played, prepared = list(failures), [], []
 
     def play():
@@ -137,4 +139,28 @@ def test_only_what_was_missed_by_less_than_an_overlapping_stall_is_played_again(
     assert len(played) == len(prepared) == plays
     assert [replay.name for replay in module.REPLAYS] == ['one_robot: drives'] * replays
     assert all('missed by 200 ms' in replay.reason and '300 ms' in replay.reason for replay in module.REPLAYS)
+    module.REPLAYS.clear()  # else the table of this run would name them
+
+
+def test_what_nothing_explains_is_played_again_a_few_times_in_a_run(monkeypatch):
+    monkeypatch.setattr(module, '_running', Seen())
+    monkeypatch.setattr(module, 'REPLAYS', [])
+    monkeypatch.setattr(module, 'UNEXPLAINED', 3)
+    monkeypatch.setattr(module, '_unexplained', 0)
+
+    def plays(*failures):
+        left = list(failures)
+
+        def play():
+            if left:
+                raise left.pop(0)
+        play_out(play, 'one_robot: drives')
+        return len(failures) - len(left)
+    assert plays(Unexplained('no commands'), missed(0.2)) == 2
+    assert all(replay.reason.startswith('nothing that was measured explains it: ') for replay in module.REPLAYS)
+    with pytest.raises(Missed):
+        plays(*[missed(0.2)] * PLAYS)  # the first of them is the last that this run plays again
+    with pytest.raises(InvariantViolation):
+        plays(InvariantViolation('too fast'))
+    assert len(module.REPLAYS) == 3
     module.REPLAYS.clear()  # else the table of this run would name them

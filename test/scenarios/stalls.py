@@ -6,8 +6,12 @@ milliseconds. One process for each core looks at the clock every 2 ms and writes
 for which it waited for other processes of this machine (the kernel's run-queue delay): load is no stall, and neither is
 this interpreter's lock.
 
-A bound is therefore judged by ``past``: the time that was taken, less the stalls that overlap its end. A failure is final
-unless it is a ``Missed`` by less than one single stall that overlaps it.
+A bound is therefore judged by ``past``: the time that was taken, less the stalls that overlap its end. A ``Missed`` by less
+than one single stall that overlaps it is played again.
+
+A host that shares its memory and the other thread of a core runs slower for seconds without standing still, which nothing here
+can tell from a program that is slower. So what needs predictions in time is also played again where nothing explains its
+failure, ``UNEXPLAINED`` times in a run of the tests, and each is named in the table: what fails always, or often, still fails.
 """
 
 import atexit
@@ -25,6 +29,7 @@ PERIOD = 0.002  # s between two looks at the clock
 SHORTEST = 0.001  # s, of a stall that is written down
 PRIORITY = 40  # SCHED_FIFO, where that is permitted: above the nodes and the observer
 PLAYS = 3  # of what a stall spoils
+UNEXPLAINED = 4  # plays of a process that may be played again though nothing explains their failure
 PATIENCE = 0.2  # s, for the watch itself to come to an instant that is asked for
 
 _HEADER = struct.Struct('=dq')  # steady time of the last look [s], number of stalls
@@ -46,6 +51,10 @@ class Missed(AssertionError):
 
 class Slowed(AssertionError):
     """What needs predictions in time failed on a machine that has become slower than what their time was made for."""
+
+
+class Unexplained(AssertionError):
+    """What needs predictions in time failed, and the machine is as fast before and after as it was."""
 
 
 class Stall(NamedTuple):
@@ -154,16 +163,19 @@ class Replay(NamedTuple):
 
 
 REPLAYS: list[Replay] = []  # of this process, for the summary of the tests
+_unexplained = 0  # of this process
 
 
 def play_out(play: Callable[[], Any], name: str, prepare: Callable[[], Any] = lambda: None) -> None:
     """
     Play, and raise what it fails by.
 
-    It is played again only where it missed a bound of quality (``Missed``) by less than the length of one stall that
-    overlaps the time in question, or where the machine was found slower than its bounds were made for (``Slowed``), three
-    times at most in all. ``prepare()`` goes before each play.
+    It is played again where it missed a bound of quality (``Missed``) by less than the length of one stall that overlaps the
+    time in question, where the machine was found slower than its bounds were made for (``Slowed``), and a few times in all
+    where nothing explains why something was not in time (``Missed``, ``Unexplained``): three plays at most. ``prepare()``
+    goes before each play.
     """
+    global _unexplained
     watch = watching()
     for number in range(1, PLAYS + 1):
         prepare()
@@ -174,12 +186,18 @@ def play_out(play: Callable[[], Any], name: str, prepare: Callable[[], Any] = la
             if number == PLAYS:
                 raise
             REPLAYS.append(Replay(name, str(slowed)))
-        except Missed as miss:
-            stall = watch.longest(miss.start, miss.end)
-            if stall <= miss.by or number == PLAYS:
+        except (Missed, Unexplained) as failure:
+            if number == PLAYS:
                 raise
-            REPLAYS.append(Replay(name, f'missed by {miss.by * 1e3:.0f} ms, in a stall of the machine of '
-                                        f'{stall * 1e3:.0f} ms: {miss}'))
+            stall = watch.longest(failure.start, failure.end) if isinstance(failure, Missed) else 0.0
+            if stall and stall > failure.by:
+                REPLAYS.append(Replay(name, f'missed by {failure.by * 1e3:.0f} ms, in a stall of the machine of '
+                                            f'{stall * 1e3:.0f} ms: {failure}'))
+            elif _unexplained == UNEXPLAINED:
+                raise
+            else:
+                _unexplained += 1
+                REPLAYS.append(Replay(name, f'nothing that was measured explains it: {failure}'))
 
 
 def _watch(descriptor: int, core: int) -> None:
