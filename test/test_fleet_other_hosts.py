@@ -185,6 +185,40 @@ def test_a_front_that_comes_back_learns_what_other_hosts_run_and_moves_nothing_f
     assert str(made.front.place('a', mobile=True)) == OTHER
 
 
+def test_a_move_asks_the_server_that_has_the_session_where_the_first_one_has_just_handed_it_on(fleet, monkeypatch):
+    made = fleet(status(), {OTHER: status()}, servers=2)
+    has_it = {OWN: 5}
+    monkeypatch.setattr(fronts, '_status', lambda path: status(robots=[('a', has_it[path])] if path in has_it else []))
+    wait_for(lambda: all(made.alive()) and made.of(0)['sessions'] == 1)
+    assert made.front.place('a', mobile=True) == OWN
+    asked = []
+
+    def ask(source, session, target, **_):
+        asked.append((source, session, target))
+        if source == OWN:
+            has_it.clear()
+            has_it[SECOND_OWN] = 6
+            raise MoveError('session a is not open here')
+    monkeypatch.setattr(fronts, 'ask_move', ask)
+    made.front.move('a', OTHER)
+    assert asked == [(OWN, 'a', OTHER), (SECOND_OWN, 'a', OTHER)]
+
+
+def test_a_session_that_has_moved_although_no_answer_came_is_not_moved_on(fleet, monkeypatch):
+    made = fleet(status(), {}, servers=2)
+    has_it = {OWN: 5}
+    monkeypatch.setattr(fronts, '_status', lambda path: status(robots=[('a', has_it[path])] if path in has_it else []))
+    wait_for(lambda: made.of(0)['sessions'] == 1)
+
+    def ask(*_):
+        assert has_it.pop(OWN)
+        has_it[SECOND_OWN] = 6
+        raise MoveError('it has not answered')
+    monkeypatch.setattr(fronts, 'ask_move', ask)
+    with pytest.raises(MoveError, match='has not answered'):
+        made.front.move('a', 'auto')
+
+
 @pytest.mark.parametrize('home, moved', [('wss://127.0.0.1:8000', True), ('', False)])
 def test_a_session_comes_back_when_an_own_server_has_had_time_for_a_while(fleet, monkeypatch, home, moved):
     asked = []
@@ -449,17 +483,6 @@ def drive(robot, ticks=2):
         np.testing.assert_array_equal(answer.plan, robot.twin_answers(answer.tier)[0])
 
 
-def is_told_to_move(socket, session):
-    """Have a session moved; return False if the front still took it for one of the server that it has just left, by a status
-    from before."""
-    try:
-        ask_move(socket, session, 'auto', patience=60.0)
-    except MoveError as error:
-        assert 'is not open here' in str(error), error
-        return False
-    return True
-
-
 def follow(robot, generation):
     """Wait until a robot that does not drive has followed its session, which has moved."""
     end = time.monotonic() + 60.0
@@ -499,7 +522,7 @@ def test_a_third_robot_lands_on_the_other_host_and_goes_on_when_that_is_killed(t
     store.close()
     wait_for(lambda: servers(socket)[2]['sessions'] == 3)
     # It is told to come back, to where there is place again: by the gateway and the front, in its own past, while it drives.
-    wait_for(lambda: is_told_to_move(socket, first.session))
+    ask_move(socket, first.session, 'auto', patience=60.0)
     follow(first, generation + 2)
     assert str(first.server) != other.url and first.generation == generation + 2
     drive(first)

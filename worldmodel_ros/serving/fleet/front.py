@@ -83,6 +83,10 @@ class Server:
     problem: str = ''      # why another host is not used
 
 
+class _HandedOn(MoveError):
+    """The server that was asked to move a session had just handed it on, which its last status could not say."""
+
+
 class Front:
     """
     Tells robots at one socket where to go (``messages.Moved``), by a ``Router`` that knows the servers by their statuses.
@@ -179,6 +183,13 @@ class Front:
     def move(self, session: str, target: str) -> None:
         """Have a session moved to the server at a socket or gateway, or to one that the router chooses ('auto'). Waits; raises
         MoveError."""
+        try:
+            self._move(session, target)
+        except _HandedOn:
+            self._move(session, target)
+
+    def _move(self, session: str, target: str) -> None:
+        """As ``move``; raises _HandedOn where the server that was asked had just handed the session on to a third one."""
         with self._lock:
             claim = self._router.claim(session)
             if claim is None:
@@ -198,18 +209,19 @@ class Front:
             if number in self._links and session not in self._mobile:  # only the router checks this, not a named target
                 raise MoveError(f'session {session} stays on this host: its robot has not said that it can go to another one')
             self._moving.add(session)
+        refused = None
         try:
             ask_move(source, session, self._home if returns else str(self.servers[number].address))
             self.counts['moved'] += 1
             self.counts['returned'] += returns
-        except Exception:
+        except Exception as error:
+            refused = error
             self.counts['moves_refused'] += 1
             with self._lock:
                 if self._router.claim(session):
                     self._router.release(session)
                 if self._router.alive[claim.server]:  # it is where it was; otherwise lost with its server
                     self._router.claims_of([(claim, self._demand(session))])
-            raise
         finally:
             try:
                 self._look_all()  # to learn which server has it now
@@ -218,6 +230,11 @@ class Front:
             finally:
                 with self._lock:
                     self._moving.discard(session)
+                    now = self._router.claim(session)
+        if refused and isinstance(refused, MoveError) and now and now.server not in (claim.server, number):
+            raise _HandedOn(str(refused)) from refused
+        if refused:
+            raise refused
 
     def status(self) -> dict[str, Any]:
         """Return servers, claims and slack, as JSON values."""
