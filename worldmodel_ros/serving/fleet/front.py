@@ -84,7 +84,7 @@ class Server:
 
 
 class _HandedOn(MoveError):
-    """The server that was asked to move a session had just handed it on, which its last status could not say."""
+    """A session was not at the server that was asked to move it, nor where it was to go."""
 
 
 class Front:
@@ -182,14 +182,14 @@ class Front:
 
     def move(self, session: str, target: str) -> None:
         """Have a session moved to the server at a socket or gateway, or to one that the router chooses ('auto'). Waits; raises
-        MoveError."""
+        MoveError unless the session is where it was to go, or for 'auto' anywhere else, whoever moved it there."""
         try:
             self._move(session, target)
         except _HandedOn:
             self._move(session, target)
 
     def _move(self, session: str, target: str) -> None:
-        """As ``move``; raises _HandedOn where the server that was asked had just handed the session on to a third one."""
+        """As ``move``; raises _HandedOn where the session has just gone to a server that is not the target."""
         with self._lock:
             claim = self._router.claim(session)
             if claim is None:
@@ -225,16 +225,17 @@ class Front:
         finally:
             try:
                 self._look_all()  # to learn which server has it now
-                for each in {number, claim.server} & self._links.keys():
+                for each in self._links if refused else {number, claim.server} & self._links.keys():
                     self._look_at_host(each)
             finally:
                 with self._lock:
                     self._moving.discard(session)
                     now = self._router.claim(session)
-        if refused and isinstance(refused, MoveError) and now and now.server not in (claim.server, number):
-            raise _HandedOn(str(refused)) from refused
-        if refused:
+        if refused and (not isinstance(refused, MoveError) or now is None or now.server == claim.server):
             raise refused
+        # Otherwise the last status of the server that was asked was too old, or its answer was lost.
+        if refused and target != 'auto' and now.server != number:
+            raise _HandedOn(str(refused)) from refused
 
     def status(self) -> dict[str, Any]:
         """Return servers, claims and slack, as JSON values."""
