@@ -29,7 +29,7 @@ def verdicts(node, verdict):
 def test_each_image_is_answered_by_a_chunk_that_bears_its_stamp():
     with active(deadline_s=0.5) as node:
         node.film(1.0)
-        wait_for(lambda: len(node.messages()) >= 7, 'commands')
+        node.film_until(lambda: len(node.messages()) >= 7, 'commands')
         wait_for(lambda: len(node.statuses) >= 7, 'statuses')
         chunks = node.messages()
         good = [m for m in chunks if m.tier == ActionChunk.TIER_TWO_STEP]
