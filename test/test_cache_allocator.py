@@ -86,6 +86,71 @@ def test_the_oldest_branches_lose_their_pages_when_the_session_rolls_on_and_ther
     assert allocator.usage().free == 1
 
 
+def test_a_session_gets_its_pages_though_a_session_that_comes_has_shared_them_and_keeps_them():
+    allocator = PageAllocator(6)
+    session, coming = allocator.lease(guaranteed=2), [allocator.lease() for _ in range(3)]
+    ids = session.allocate(2)
+    uses = allocator.uses(ids)
+    assert coming[0].share_unchanged(ids, uses)
+    coming[1].share(ids)  # needs no more: one session needs others in their place, whoever keeps them
+    own = coming[2].allocate(2)
+    with pytest.raises(OutOfPages, match='2 more pages are needed, and of 6 only 0'):
+        coming[2].allocate(2)
+    session.release(ids)
+    new = session.allocate(2)
+    assert not {*new.tolist()} & {*ids.tolist(), *own.tolist()}
+    for lease in coming[:2]:
+        lease.release(ids)
+    assert (allocator.usage().used, allocator.usage().shared) == (4, 0)
+
+
+def test_a_session_that_comes_shares_no_pages_in_place_of_which_there_would_be_no_others():
+    allocator = PageAllocator(4)
+    session, coming = allocator.lease(guaranteed=2), allocator.lease()
+    ids = session.allocate(2)
+    coming.allocate(2)
+    with pytest.raises(OutOfPages, match='2 more pages are needed in place of shared ones'):
+        allocator.lease().share_unchanged(ids, allocator.uses(ids))
+    session.release(ids)
+    np.testing.assert_array_equal(session.allocate(2), ids)
+
+
+@pytest.mark.parametrize('seed', range(20))
+def test_guarantees_hold_whatever_shares_pages(seed):
+    rng = np.random.default_rng(seed)
+    allocator = PageAllocator(24)
+    held = {allocator.lease(guaranteed=int(rng.integers(1, 6))): set() for _ in range(3)}
+    sessions = list(held)
+    held |= {allocator.lease(): set() for _ in range(3)}
+    for _ in range(200):
+        lease = list(held)[int(rng.integers(len(held)))]
+        others = sorted(set().union(*held.values()) - held[lease])
+        count = int(rng.integers(1, 4))
+        what = rng.choice(['allocate', 'share', 'release'])
+        try:
+            if what == 'allocate':
+                held[lease] |= set(lease.allocate(count).tolist())
+            elif what == 'share' and others:
+                ids = rng.choice(others, min(count, len(others)), replace=False)
+                lease.share(ids)
+                held[lease] |= set(ids.tolist())
+            elif what == 'release' and held[lease]:
+                ids = rng.choice(sorted(held[lease]), min(count, len(held[lease])), replace=False)
+                lease.release(ids)
+                held[lease] -= set(ids.tolist())
+        except OutOfPages:
+            assert lease not in sessions or what != 'allocate' or len(held[lease]) + count > lease.guaranteed
+        used = set().union(*held.values())
+        assert allocator.usage().used == len(used) and all(len(ids) == each.held for each, ids in held.items())
+        own = set().union(*(held[session] for session in sessions))
+        kept = set().union(*(ids for each, ids in held.items() if each not in sessions))
+        needed = sum(session.guaranteed for session in sessions) - len(own - kept)
+        assert allocator.usage().free >= needed, 'the sessions could not replace all that they share'
+    for lease, ids in held.items():
+        lease.release(np.array(sorted(ids), int))
+    assert allocator.usage().used == 0
+
+
 def test_a_guarantee_that_cannot_be_kept_is_not_given_and_one_that_is_given_up_is_free_again():
     allocator = PageAllocator(8)
     first = allocator.lease(guaranteed=6)

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from worldmodel_ros.cache.pool import OutOfPages
 from worldmodel_ros.cache.stores import blob
 from worldmodel_ros.cache.stores.blob import Corrupt
 from worldmodel_ros.cache.stores.files import FileStore
@@ -311,6 +312,25 @@ def test_nobody_shares_pages_that_the_device_has_yet_to_fill(engine, store, slow
     assert slow_device.started == [] and third.shared_slabs == 5
     for each in (first, second, third):
         each.close()
+
+
+def test_a_session_is_read_where_there_is_no_room_for_others_to_give_up_the_pages_that_it_would_share(engine, store):
+    engine.slab_index.__init__()
+    session = drive(engine.open_session(), 5)
+    manifest = stored(SessionLog(store, 'robot', 1, index=engine.slab_index), session)
+    everything, coming, taken = engine.memory.pool.allocator.lease(), engine.stored_session(store), []
+    with pytest.raises(OutOfPages):
+        while True:
+            taken.append(everything.allocate(1))
+    try:
+        coming.read(manifest)
+        assert (coming.shared_slabs, coming.left) == (0, 5)
+        with pytest.raises(OutOfPages):
+            list(coming.pieces())
+        drive(session, 2 * WINDOW)  # all of its pages are others now
+    finally:
+        coming.close()
+        everything.release(np.concatenate(taken))
 
 
 @pytest.mark.parametrize('way', ['closed', 'read again'])

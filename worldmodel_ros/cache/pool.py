@@ -52,16 +52,18 @@ class PageAllocator:
     Pages are held by leases. A lease with a guarantee always gets its pages: there are always as many free ones as the
     guaranteed leases do not hold yet. A branch, which has no guarantee, costs nothing as long as it shares a session's
     pages; when the session releases them and guarantees could not be kept, the oldest branches lose theirs. A page that
-    several guaranteed leases share counts for only one of them, as each may need its own later.
+    several guaranteed leases share counts for only one of them, as each may need its own later; and for none while a lease
+    holds it that neither has a guarantee nor surrenders, as it then stays in use when they release it.
     """
 
     def __init__(self, pages: int):
         self._references = np.zeros(pages, np.int32)
         self._of_guaranteed = np.zeros(pages, np.int32)  # of the references, those of leases with a guarantee
+        self._of_firm = np.zeros(pages, np.int32)  # of the references, those of leases without one that do not surrender
         self._uses = np.zeros(pages, np.int64)  # how often each page was allocated
         self._free = pages
         self._guaranteed = 0
-        self._promised = 0  # of the guaranteed pages, those that are not held yet, or are shared
+        self._promised = 0  # of the guaranteed pages, those that are not held yet, or do not count
         self._scattered = 0
         self._branches: deque[weakref.ref[Lease]] = deque()
         self._lock = threading.Lock()
@@ -78,10 +80,10 @@ class PageAllocator:
     def lease(self, guaranteed: int = 0, surrender: Callable[[Lease], np.ndarray] | None = None) -> Lease:
         """Return a lease that can always hold ``guaranteed`` pages; raise OutOfPages if that cannot be guaranteed.
 
-        One without a guarantee may share pages with guaranteed ones if it has ``surrender``, a method that gives up all
-        its pages when they are needed: it returns their ids, and must not call back.
+        One without a guarantee shares pages with guaranteed ones at no cost if it has ``surrender``, a method that gives up
+        all its pages when they are needed: it returns their ids, and must not call back.
         """
-        lease = Lease(self, guaranteed)
+        lease = Lease(self, guaranteed, firm=not guaranteed and surrender is None)
 
         def promise() -> Lease:
             with self._lock:
@@ -121,7 +123,7 @@ class PageAllocator:
             self._collect()
             if (self._uses[ids] != uses).any() or (self._references[ids] == 0).any():
                 return False
-            self._admit(lease, len(ids))
+            self._admit_shared(lease, ids)
             self._hold(lease, ids)
             return True
 
@@ -139,10 +141,15 @@ class PageAllocator:
         return find() if lease.guaranteed else self._with_room(find)
 
     def _share(self, lease: Lease, ids: np.ndarray) -> None:
-        with self._lock:
-            self._collect()
-            self._admit(lease, len(ids))
-            self._hold(lease, ids)
+        def share() -> None:
+            with self._lock:
+                self._collect()
+                self._admit_shared(lease, ids)
+                self._hold(lease, ids)
+        if lease.firm:
+            self._with_room(share)
+        else:
+            share()
 
     def _release(self, lease: Lease, ids: np.ndarray) -> None:
         with self._lock:
@@ -186,6 +193,16 @@ class PageAllocator:
             raise OutOfPages(f'{count} more pages are needed, but of the {lease.guaranteed} guaranteed ones '
                              f'{lease.held} are held: evict slabs, or open the session with a larger window')
 
+    def _admit_shared(self, lease: Lease, ids: np.ndarray) -> None:
+        self._admit(lease, len(ids))
+        if lease.firm:
+            self._require(self._counted(ids), 'needed in place of shared ones')
+
+    def _counted(self, ids: np.ndarray) -> int:
+        """Return how many of the pages count for guarantees: those that are free once their guaranteed leases, and branches,
+        release them."""
+        return int(np.count_nonzero((self._of_guaranteed[ids] > 0) & (self._of_firm[ids] == 0)))
+
     def _require(self, count: int, what: str) -> None:
         spare = self._free - self._promised
         if count > spare:
@@ -196,18 +213,19 @@ class PageAllocator:
         # The ids of one lease are distinct, so plain indexing counts each.
         self._free -= int(np.count_nonzero(self._references[ids] == 0))
         self._references[ids] += 1
-        lease.held += len(ids)
-        if lease.guaranteed:
-            self._promised -= int(np.count_nonzero(self._of_guaranteed[ids] == 0))
-            self._of_guaranteed[ids] += 1
+        self._change(lease, ids, 1)
 
     def _let_go(self, lease: Lease, ids: np.ndarray) -> None:
         self._references[ids] -= 1
         self._free += int(np.count_nonzero(self._references[ids] == 0))
-        lease.held -= len(ids)
-        if lease.guaranteed:
-            self._of_guaranteed[ids] -= 1
-            self._promised += int(np.count_nonzero(self._of_guaranteed[ids] == 0))
+        self._change(lease, ids, -1)
+
+    def _change(self, lease: Lease, ids: np.ndarray, by: int) -> None:
+        lease.held += by * len(ids)
+        if lease.guaranteed or lease.firm:
+            self._promised += self._counted(ids)
+            (self._of_guaranteed if lease.guaranteed else self._of_firm)[ids] += by
+            self._promised -= self._counted(ids)
 
     def _end(self, lease: Lease) -> None:
         self._guaranteed -= lease.guaranteed
@@ -232,12 +250,13 @@ class PageAllocator:
 
 
 class Lease:
-    """Pages that are held together, each id at most once."""
+    """Pages that are held together, each id at most once. ``firm``: without a guarantee, and kept nevertheless until they are
+    released."""
 
-    def __init__(self, allocator: PageAllocator, guaranteed: int):
+    def __init__(self, allocator: PageAllocator, guaranteed: int, firm: bool):
         self._allocator = allocator
         self._surrender: weakref.WeakMethod | None = None
-        self.guaranteed = guaranteed
+        self.guaranteed, self.firm = guaranteed, firm
         self.held = 0
 
     def allocate(self, count: int) -> np.ndarray:
@@ -248,7 +267,8 @@ class Lease:
         return self._allocator._allocate(self, count)
 
     def share(self, ids: np.ndarray) -> None:
-        """Hold pages that another lease holds, too. Raises OutOfPages beyond the guarantee, if there is one."""
+        """Hold pages that another lease holds, too. Raises OutOfPages beyond the guarantee, if there is one; and for a
+        ``firm`` lease if a session that releases them could not get others."""
         self._allocator._share(self, ids)
 
     def share_unchanged(self, ids: np.ndarray, uses: np.ndarray) -> bool:

@@ -36,7 +36,7 @@ class SlabIndex:
 
     def share(self, content: Hashable, cache: SequenceCache, tier: int) -> np.ndarray | None:
         """Let a sequence hold the pages of a slab of this content, too; return their ids (tiles,), or None if there is none.
-        Raises OutOfPages beyond the sequence's guarantee."""
+        Raises OutOfPages as ``Lease.share``."""
         with self._lock:
             place = self._places.get(content)
         if place is None or place[0] != tier:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from ..cache.pool import LAYERS
+from ..cache.pool import LAYERS, OutOfPages
 from ..cache.sequence import OBSERVED, PAGES, SLAB, TIER, VALID
 from ..cache.slab_index import SlabIndex
 from ..cache.stores.blob import Corrupt, Intact, decode, digest, encode
@@ -411,7 +411,10 @@ class StoredSession(Incoming):
             self._cache.lease(int(row[TIER])).release(row[PAGES:])
 
     def _share(self, slab: SlabEntry) -> bool:
-        ids = self._index.share(slab.content, self._cache, slab.tier) if self._index else None
+        try:
+            ids = self._index.share(slab.content, self._cache, slab.tier) if self._index else None
+        except OutOfPages:  # it is read, and ``pieces`` makes room or raises
+            return False
         if ids is None:
             return False
         self._put(slab, np.array([slab.number, slab.valid, slab.observed, slab.tier, *ids]))
