@@ -15,6 +15,7 @@ from worldmodel_ros.control.scene_view import planes
 from worldmodel_ros.evaluate.control.learned import AnotherFuture, MotionUnseen, mean_command, slots
 from worldmodel_ros.evaluate.control.run import Question, evaluate
 from worldmodel_ros.model import checkpoint
+from worldmodel_ros.model.checkpoint_description import ModelError
 from worldmodel_ros.model.presets import PRESETS
 from worldmodel_ros.model.scene_forecast import HORIZONS, SCALE, SLOTS, Ahead, ForecastStream, SceneForecast, odometry
 from worldmodel_ros.model.world_model import WorldModel
@@ -264,7 +265,18 @@ def test_training_lowers_the_loss_and_leaves_a_forecast_that_is_read_back(store,
     read = SceneForecast.load(tmp_path)
     for name, value in finished.state_dict().items():
         torch.testing.assert_close(read.state_dict()[name], value)
+    assert all(parameter.requires_grad for parameter in read.parameters())  # it may be trained further
     assert json.loads((tmp_path / 'model.json').read_text())['preset']['name'] == 'narrow'
+
+
+@pytest.mark.parametrize('change', [{'head_features': 65536}, {'width': 512}, {'depth': 1024}])
+def test_a_forecast_whose_description_asks_for_a_larger_network_is_refused_at_once(change, tmp_path):
+    checkpoint.save(SceneForecast(PRESET), tmp_path, {})
+    description = json.loads((tmp_path / 'model.json').read_text())
+    description['preset'] |= change
+    (tmp_path / 'model.json').write_text(json.dumps(description))
+    with pytest.raises(ModelError, match='are of no scene forecast'):
+        SceneForecast.load(tmp_path)
 
 
 def test_a_forecast_to_go_on_from_that_is_not_there_is_refused_before_anything_is_simulated(tmp_path, capsys):

@@ -212,13 +212,15 @@ class SceneForecast(nn.Module):
 
     @classmethod
     def load(cls, folder: Path, device: torch.device | str = 'cpu') -> SceneForecast:
-        """Load a forecast that ``checkpoint.save`` wrote. Raises ModelError if it does not fit."""
-        forecast, state = cls(read_description(folder).preset), {}
+        """Load a forecast that ``checkpoint.save`` wrote, in float32. Raises ModelError if it does not fit."""
+        preset, state = read_description(folder).preset, {}
         for file in weight_files(folder):
             state |= read_tensors(file)
         try:
-            forecast.load_state_dict(state)
-        except RuntimeError as error:
+            with torch.device('meta'):  # without memory: a damaged description may ask for any size of network
+                forecast = cls(preset)
+            forecast.load_state_dict({name: tensor.to(torch.float32, copy=True) for name, tensor in state.items()}, assign=True)
+        except (RuntimeError, ValueError) as error:
             raise ModelError(f'the weights in {folder} are of no scene forecast: {error}') from error
         return forecast.eval().to(device)
 
