@@ -1,4 +1,5 @@
 """Networks: streaming equals the clip, committing frame by frame equals training's one pass, checkpoints are checked."""
+import errno
 import json
 import resource
 from dataclasses import replace
@@ -148,6 +149,27 @@ def test_a_checkpoint_comes_back_as_it_was(tmp_path, model):
     assert loaded.preset == SMALL
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, loaded.state_dict()[name]), name
+
+
+def test_a_checkpoint_stays_as_it_was_where_the_disk_is_full(tmp_path, model, monkeypatch):
+    checkpoint.save(model, tmp_path, {'by': 'test'}, dtype=torch.float32)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    write, written = checkpoint.save_file, []
+
+    def full(tensors, file):
+        if written:
+            raise OSError(errno.ENOSPC, 'No space left on device')
+        written.append(file)
+        write(tensors, file)
+    monkeypatch.setattr(checkpoint, 'save_file', full)
+    with pytest.raises(OSError, match='No space left'):
+        checkpoint.save(WorldModel(TINY), tmp_path, {})  # in more than one file
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+    monkeypatch.setattr(checkpoint, 'save_file', write)
+    checkpoint.save(WorldModel(TINY), tmp_path, {})
+    assert checkpoint.load(tmp_path).preset == TINY
+    checkpoint.save(model, tmp_path, {'by': 'test'}, dtype=torch.float32)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
 
 
 def test_no_checkpoint_file_exceeds_16_mib(tmp_path):

@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,11 +24,10 @@ _UNSTORED = 2 ** 20  # numbers of a model that are computed, not stored
 
 
 def save(model: WorldModel | SceneForecast, folder: Path, provenance: dict, dtype: torch.dtype = torch.bfloat16) -> None:
-    """Write the model with floating-point tensors in ``dtype``, replacing the files of an older model in the folder. With
-    int8, the matrices of the DiT's layers are stored in 8 bits, rounded row by row, and all else in bfloat16."""
+    """Write the model with floating-point tensors in ``dtype``, replacing the files of an older model in the folder once all
+    new ones are written. With int8, the matrices of the DiT's layers are stored in 8 bits, rounded row by row, and all else in
+    bfloat16."""
     folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob('*.safetensors'):
-        old.unlink()
     shards: list[dict[str, torch.Tensor]] = [{}]
     size = 0
     for name, tensor in _stored(model, dtype):
@@ -37,12 +37,18 @@ def save(model: WorldModel | SceneForecast, folder: Path, provenance: dict, dtyp
         shards[-1][name] = tensor
         size += tensor.nbytes
     checksums = {}
-    for index, shard in enumerate(shards):
-        file = folder / f'weights-{index + 1:02d}.safetensors'
-        save_file(shard, str(file))
-        checksums[file.name] = checksum(file)
-    description = {'format': FORMAT, 'preset': model.preset.to_dict(), 'provenance': provenance, 'crc32': checksums}
-    (folder / 'model.json').write_text(json.dumps(description, indent=1) + '\n')
+    with TemporaryDirectory(prefix='.new-', dir=folder) as made:  # so that a full disk or an interrupt costs no older model
+        new = Path(made)
+        for index, shard in enumerate(shards):
+            file = new / f'weights-{index + 1:02d}.safetensors'
+            save_file(shard, str(file))
+            checksums[file.name] = checksum(file)
+        description = {'format': FORMAT, 'preset': model.preset.to_dict(), 'provenance': provenance, 'crc32': checksums}
+        (new / 'model.json').write_text(json.dumps(description, indent=1) + '\n')
+        for old in folder.glob('*.safetensors'):
+            old.unlink()
+        for file in (*checksums, 'model.json'):
+            (new / file).replace(folder / file)
 
 
 def _stored(model: WorldModel | SceneForecast, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
