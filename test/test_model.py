@@ -17,7 +17,7 @@ from worldmodel_ros.engine.network_calls import StepTimes
 from worldmodel_ros.model import checkpoint
 from worldmodel_ros.model.checkpoint_description import ModelError
 from worldmodel_ros.model.dit import GELU_ROWS
-from worldmodel_ros.model.presets import TINY, Preset
+from worldmodel_ros.model.presets import SMOKE_TILES, TINY, Preset
 from worldmodel_ros.model.rotary import rotary_angles
 from worldmodel_ros.model.sampling import FLOW, HALF
 from worldmodel_ros.model.world_model import WorldModel
@@ -183,12 +183,22 @@ def test_a_missing_model_is_refused_with_the_remedy(tmp_path):
         checkpoint.load(tmp_path)
 
 
+@pytest.mark.parametrize('heads, most', [(2, 6), (4, 4)])  # widths of 32 and 16
+def test_no_more_pairs_follow_the_heading_than_there_are_for_time(heads, most):
+    preset = replace(SMOKE_TILES, heads=heads, heading_pairs=most)
+    assert rotary_angles(preset, np.arange(3)).shape == (2, 3, preset.tokens, preset.head_dim // 2)
+    with pytest.raises(ValueError, match=f'heading_pairs is {most + 1}: of the {preset.head_dim // 2} pairs of a head, {most}'):
+        replace(preset, heading_pairs=most + 1)
+
+
 @pytest.mark.parametrize('damage, message', [
     (lambda d: d.update(format=99), 'format 99'),
     (lambda d: d['preset'].pop('width'), 'missing.*width'),
     (lambda d: d['preset'].update(patch=3), 'multiple of 24'),
     (lambda d: d['preset'].update(step_period=0), 'step_period is 0 s, and must be above 0'),
     (lambda d: d['preset'].update(action_high=[0.6, -1.5]), 'must lie below action_high'),
+    (lambda d: d['preset'].update(goals=['red', 'red']), 'goals has one name twice: red, red'),
+    (lambda d: d['preset'].update(action_names=['linear.x', 'linear.x']), 'action_names has one name twice'),
 ])
 def test_a_description_that_does_not_fit_is_refused_by_name(tmp_path, damage, message):
     folder = small_checkpoint(tmp_path)

@@ -114,6 +114,10 @@ class VideoPreset(SequencePreset):
             raise ValueError(f'preset {self.name}: with tiles, the sinks are sink_slabs; leave sink_frames 0')
         if not 0.0 <= self.sink_statistics <= 1.0:
             raise ValueError(f'preset {self.name}: sink_statistics is {self.sink_statistics}: it is a share, from 0 to 1')
+        pairs = self.head_dim // 2
+        if self.heading_pairs > pairs - 2 * (pairs // 3):
+            raise ValueError(f'preset {self.name}: heading_pairs is {self.heading_pairs}: of the {pairs} pairs of a head, '
+                             f'{pairs - 2 * (pairs // 3)} are for time, of which they are taken')
         sizes = self.chunk_frames, *self.grid
         if any(whole % part for whole, part in zip(sizes, self.tile)):
             raise ValueError(f'preset {self.name}: a chunk of (frames, rows, columns) {sizes} must be whole tiles of '
@@ -199,6 +203,9 @@ class Preset(VideoPreset):
             raise ValueError(f'preset {self.name}: action_names, action_low and action_high differ in length')
         if not all(low < high for low, high in zip(self.action_low, self.action_high)):
             raise ValueError(f'preset {self.name}: action_low {self.action_low} must lie below action_high {self.action_high}')
+        for what, names in (('action_names', self.action_names), ('goals', self.goals)):
+            if len(set(names)) < len(names):
+                raise ValueError(f'preset {self.name}: {what} has one name twice: {", ".join(names)}')
         if self.heading_pairs and TURN not in self.action_names:
             raise ValueError(f'preset {self.name}: heading_pairs is {self.heading_pairs}, and no action is {TURN}')
         if self.keyframe_slabs and not {TURN, FORWARD} <= set(self.action_names):
