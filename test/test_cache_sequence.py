@@ -5,10 +5,11 @@ import sys
 import numpy as np
 import pytest
 
-from worldmodel_ros.cache import snapshot
+from worldmodel_ros.cache import sequence, snapshot
 from worldmodel_ros.cache.pool import NumpyStorage, OutOfPages, PagePool
 from worldmodel_ros.cache.layout import TileLayout
 from worldmodel_ros.cache.sequence import SequenceCache
+from worldmodel_ros.cache.tiers import move
 
 LAYOUT = TileLayout((4, 2, 2), (4, 4))  # 4 tiles a slab
 LAYERS, HEADS, DIM = 2, 2, 4
@@ -44,6 +45,33 @@ def test_frames_come_back_as_they_were_written():
     for time in range(6):
         np.testing.assert_array_equal(frame(cache, time), k[:, :, time])
     np.testing.assert_array_equal(cache.table.rows[:, :3], [[0, 4, 4], [1, 2, 2]])
+
+
+@pytest.mark.parametrize('tiers', [1, 2])
+def test_pages_are_given_back_once_where_a_branch_is_closed_while_a_session_takes_them(tiers, monkeypatch):
+    pools = [pool_of(16) for _ in range(tiers)]
+    cache = SequenceCache(LAYOUT, pools, [4] * tiers)
+    write(cache, 0, 16)
+    if tiers > 1:
+        move(cache, 1, 1)
+    branch = cache.fork()
+    shared, pages_of = branch.table, sequence.pages_of
+
+    def closed_meanwhile(table, tier):
+        ids = pages_of(table, tier)
+        if table is shared:
+            branch.close()  # as another thread may, or the garbage collector
+        return ids
+    monkeypatch.setattr(sequence, 'pages_of', closed_meanwhile)
+    cache.evict(4)
+    monkeypatch.undo()
+    assert branch.lost
+    for tier, pool in enumerate(pools):
+        held = np.zeros(16, int)
+        held[pages_of(cache.table, tier)] = 1
+        np.testing.assert_array_equal(pool.allocator.references(np.arange(16)), held)
+        assert pool.allocator.usage().used == held.sum()
+    write(cache, 16, 4)
 
 
 def test_nothing_is_visible_before_the_context_ends_and_nothing_stays_of_one_that_fails():

@@ -290,8 +290,9 @@ class _Holding:
     """The table and leases of a sequence, in a separate object so that its finalizer does not keep the sequence alive."""
 
     def __init__(self, layout: TileLayout, pools: Sequence[PagePool], guaranteed_slabs: Sequence[int], firm: bool):
-        self.table = Table.empty(layout.tiles)
-        self.lost = False
+        # Two, since a table's identity is its version.
+        self.table, self._nothing = Table.empty(layout.tiles), Table.empty(layout.tiles)
+        self.lost = self._ended = False
         leases: list[Lease] = []
         try:
             for pool, slabs in zip(pools, guaranteed_slabs, strict=True):
@@ -305,16 +306,29 @@ class _Holding:
 
     def surrender(self, lease: Lease) -> np.ndarray:
         """Lose the pages of one tier to a session."""
-        tier = self.leases.index(lease)
-        ids = pages_of(self.table, tier)
-        self.table, self.lost = self.table.select(self.table.tiers != tier), True
+        self.lost = True
+        table, tier = self._take(), self.leases.index(lease)
+        ids = pages_of(table, tier)
+        self.table = table.select(table.tiers != tier)
+        if self._ended:  # meanwhile
+            self._release()
         return ids
 
     def abandon(self) -> None:
         """Release all pages and end the leases."""
+        self._ended = True
+        self._release()
+
+    def _release(self) -> None:
+        table = self._take()
         for tier, lease in enumerate(self.leases):
-            lease.abandon(pages_of(self.table, tier))
-        self.table = self.table.select(self.table.tiers < 0)
+            lease.abandon(pages_of(table, tier))
+
+    def _take(self) -> Table:
+        """Leave no table behind: the garbage collector, or another thread, may abandon pages while these are surrendered, and
+        each is given back once."""
+        table, self.table = self.table, self._nothing  # with nothing in between that would let another thread run
+        return table
 
 
 def pages_of(table: Table, tier: int) -> np.ndarray:
