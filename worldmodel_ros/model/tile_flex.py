@@ -18,15 +18,15 @@ class FlexMask:
 
     def __init__(self, units: Tensor, unit: int):
         lengths = tuple(size * unit for size in units.shape)
-        if unit % BLOCK == 0:
-            times = unit // BLOCK
-            whole = some = units.repeat_interleave(times, 0).repeat_interleave(times, 1)
-        else:
-            rows, columns = (-(-size * unit // BLOCK) for size in units.shape)
-            side = BLOCK // unit
-            units = F.pad(units, (0, columns * side - units.shape[1], 0, rows * side - units.shape[0]))
-            cells = units.view(rows, side, columns, side)
-            whole, some = cells.all(3).all(1), cells.any(3).any(1)
+        rows, columns = (-(-length // BLOCK) for length in lengths)
+        # Beyond the last token, nothing is seen.
+        end_row, end_column = ((count * BLOCK - 1) // unit + 1 for count in (rows, columns))
+        units = F.pad(units, (0, end_column - units.shape[1], 0, end_row - units.shape[0]))
+        (top, bottom), (left, right) = (_units_of_blocks(count, unit, units.device) for count in (rows, columns))
+        sums = F.pad(units.int().cumsum(0).cumsum(1), (1, 0, 1, 0))
+        strips = sums[bottom] - sums[top]
+        seen = strips[:, right] - strips[:, left]
+        some, whole = seen > 0, seen == (bottom - top)[:, None] * (right - left)
         self.mask = BlockMask.from_kv_blocks(*_ordered(some & ~whole), *_ordered(whole), BLOCK_SIZE=BLOCK,
                                              mask_mod=_seen(units, unit), seq_lengths=lengths)
 
@@ -34,6 +34,12 @@ class FlexMask:
         """Attend from q (B, H, L, d) to k and v (B, H, S, d), for the mask's lengths L and S; return (B, H, L, d)."""
         flex = _compiled if q.is_cuda else flex_attention
         return flex(q, k, v, block_mask=self.mask)
+
+
+def _units_of_blocks(count: int, unit: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return, for ``count`` blocks, the first unit that each has tokens of, and the first one behind it."""
+    first = torch.arange(count, device=device) * BLOCK
+    return first // unit, (first + BLOCK - 1) // unit + 1
 
 
 def _seen(units: Tensor, unit: int) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
