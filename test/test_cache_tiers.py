@@ -64,6 +64,29 @@ def test_a_slab_goes_down_the_tiers_as_it_ages_and_sinks_stay():
     assert used == [3, 3, 2]
 
 
+@pytest.mark.parametrize('way', ['move', 'prefetch'])
+def test_a_slab_whose_copy_fails_stays_where_it_was_and_costs_no_pages(way, monkeypatch):
+    cache = tiered()
+    k = driven(cache, 8)
+    before, held = cache.table, [p.allocator.usage().used for p in cache.pools]
+
+    def full(*_):
+        raise MemoryError('the device has none left')
+    monkeypatch.setattr(cache.pools[1].storage, 'copy', full)
+    monkeypatch.setattr(cache.pools[1].storage, 'copy_later', full)
+    for _ in range(SLABS + 1):  # more often than there are pages
+        with pytest.raises(MemoryError):
+            if way == 'move':
+                move(cache, 2, 1)
+            else:
+                Prefetch(cache, 1).begin(2)
+    gc.collect()
+    assert cache.table is before and [p.allocator.usage().used for p in cache.pools] == held
+    monkeypatch.undo()
+    move(cache, 2, 1)
+    assert error(cache, 2, k) < 0.12
+
+
 def test_by_default_the_newest_quarter_of_a_window_stays_in_the_first_tier():
     assert TierPolicy.by_window(16) == TierPolicy((4,))
     assert TierPolicy.by_window(2) == TierPolicy((1,))

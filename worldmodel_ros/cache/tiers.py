@@ -51,11 +51,15 @@ class TierPolicy:
 def move(cache: SequenceCache, slab: int, tier: int) -> None:
     """Move a slab to another tier, in its precision; forks keep their pages.
 
-    Raises OutOfPages, and KeyError for a slab that is not there.
+    Raises OutOfPages, KeyError for a slab that is not there, and what the storage raises; the slab is then where it was.
     """
     row = _row(cache, slab)
     ids = cache.lease(tier).allocate(cache.layout.tiles)
-    cache.pools[tier].storage.copy(ids, cache.pools[row[TIER]].storage, row[PAGES:])
+    try:
+        cache.pools[tier].storage.copy(ids, cache.pools[row[TIER]].storage, row[PAGES:])
+    except BaseException:  # such as a device whose memory is full
+        cache.lease(tier).release(ids)
+        raise
     _put(cache, row, tier, ids)
 
 
@@ -108,7 +112,11 @@ class _Transfer:
         of.share(pages)
         weakref.finalize(self, of.abandon, pages).atexit = False
         self.ids = to.allocate(len(pages))
-        self.wait = into.storage.copy_later(self.ids, source.storage, pages)
+        try:
+            self.wait = into.storage.copy_later(self.ids, source.storage, pages)
+        except BaseException:
+            to.release(self.ids)
+            raise
         weakref.finalize(self, self._end, self.wait, to, self.ids).atexit = False
 
     @staticmethod
