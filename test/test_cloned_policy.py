@@ -124,9 +124,10 @@ def test_it_is_evaluated_with_its_forecast_and_refused_without_weights(network, 
         save_file(ClonedPolicy(64).state_dict(), file)
     report = evaluate(question)
     assert {row['n'] for row in report['tasks']['intercept'].values()} == {1}
-    save_file({'norm.weight': torch.ones(64)}, policy_file(tmp_path, 0))
-    with pytest.raises(ModelError, match='of no cloned policy'):
-        ClonedPolicy.load(policy_file(tmp_path, 0))
+    for foreign in (torch.ones(64), torch.tensor(1.0)):
+        save_file({'norm.weight': foreign}, policy_file(tmp_path, 0))
+        with pytest.raises(ModelError, match='of no cloned policy'):
+            ClonedPolicy.load(policy_file(tmp_path, 0))
     policy_file(tmp_path, 0).write_bytes(policy_file(tmp_path, 0).read_bytes()[:-1])
     with pytest.raises(ModelError, match='seed-0.safetensors cannot be read .*; restore it from the release or train again'):
         ClonedPolicy.load(policy_file(tmp_path, 0))

@@ -1,5 +1,7 @@
 """Weights by name: what a process reads or draws of a tensor is its part of the whole, and nothing is made twice."""
+import errno
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -74,12 +76,24 @@ def test_weights_that_do_not_fit_are_refused_by_name(tmp_path, change, message):
 
 @pytest.mark.parametrize('damage, message', [
     (lambda file: file.write_bytes(flipped(file.read_bytes())), 'is damaged: its checksum'),
-    (lambda file: file.unlink(), 'is missing')])
+    (lambda file: file.unlink(), 'is missing'),
+    (lambda file: file.rename(file.with_name('moved')) and file.symlink_to('nowhere'), 'cannot be read .*; restore it'),
+    (lambda file: file.unlink() or file.mkdir(), 'cannot be read .*; restore it')])
 def test_weights_that_are_not_as_they_were_written_are_refused_by_name(tmp_path, damage, message):
     folder = small_checkpoint(tmp_path)
     file, = folder.glob('*.safetensors')
     damage(file)
     with pytest.raises(ModelError, match=f'{file.name} {message}'):
+        checkpoint.load(folder)
+
+
+def test_a_description_that_may_not_be_read_is_refused_by_name(tmp_path, monkeypatch):
+    folder = small_checkpoint(tmp_path)
+
+    def forbidden(file):
+        raise PermissionError(errno.EACCES, 'Permission denied', str(file))
+    monkeypatch.setattr(Path, 'read_text', forbidden)
+    with pytest.raises(ModelError, match='model.json does not describe a model: .*Permission denied'):
         checkpoint.load(folder)
 
 

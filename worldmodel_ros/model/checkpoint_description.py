@@ -35,8 +35,8 @@ def read_description(folder: Path) -> Description:
 def weight_files(folder: Path) -> list[Path]:
     """Return the safetensors files of a checkpoint, after verifying their checksums.
 
-    Raises ModelError, naming the file, if one is missing or differs; a checkpoint written before ``model.json`` had checksums
-    is accepted as it is.
+    Raises ModelError, naming the file, if one is missing, cannot be read or differs; a checkpoint written before ``model.json``
+    had checksums is accepted as it is.
     """
     files = sorted(folder.glob('weights-*.safetensors'))
     written = _content(folder).get('crc32')
@@ -47,7 +47,11 @@ def weight_files(folder: Path) -> list[Path]:
     if missing := sorted(set(written) - {file.name for file in files}):
         raise ModelError(f'{folder / missing[0]} is missing; restore it from the release or train again')
     for file in files:
-        if checksum(file) != written.get(file.name):
+        try:
+            found = checksum(file)
+        except OSError as error:  # such as a link to what was deleted
+            raise ModelError(f'{file} cannot be read ({error}); restore it from the release or train again') from error
+        if found != written.get(file.name):
             raise ModelError(f'{file} is damaged: its checksum is not the one in model.json; restore it from the release or '
                              f'train again')
     return files
@@ -70,6 +74,6 @@ def _content(folder: Path) -> dict[str, Any]:
         content = json.loads(file.read_text())
         if content['format'] != FORMAT:
             raise ModelError(f'{file}: format {content["format"]!r}, this version reads {FORMAT}')
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ModelError(f'{file} does not describe a model: {error}') from error
     return content

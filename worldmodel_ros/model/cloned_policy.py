@@ -67,7 +67,7 @@ class ClonedPolicy(nn.Module):
         try:
             policy = cls(len(state['norm.weight']))
             policy.load_state_dict(state)
-        except (KeyError, RuntimeError) as error:
+        except (KeyError, RuntimeError, TypeError) as error:
             raise ModelError(f'the weights in {file} are of no cloned policy: {error}') from error
         return policy.eval()
 
