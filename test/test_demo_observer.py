@@ -82,7 +82,7 @@ class System:
 @pytest.fixture
 def observed():
     recording = Recording()
-    with observing(recording, 'demo_test') as observer:
+    with observing(recording, 'demo_test', {}) as observer:
         system = System()
         try:
             system.until(lambda: all(p.get_subscription_count() for p in system.topics.values()))
@@ -90,6 +90,13 @@ def observed():
         finally:
             system.executor.shutdown()
             system.node.destroy_node()
+
+
+def test_the_observer_follows_the_names_of_the_robot_and_not_the_words_of_the_command_line(monkeypatch):
+    monkeypatch.setattr('sys.argv', ['worldmodel', 'demo', '--set', 'task:=street', 'image:=/front/image_raw'])
+    with observing(Recording(), 'demo_test', {'camera/image_raw': '/front/image_raw'}) as observer:
+        names = {name: observer.resolve_topic_name(name) for name in ('camera/image_raw', 'task', 'cmd_vel')}
+    assert names == {'camera/image_raw': '/front/image_raw', 'task': '/demo_test/task', 'cmd_vel': '/demo_test/cmd_vel'}
 
 
 def command(stamp, v=0.3):

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,6 +73,6 @@ def _run(chosen: argparse.Namespace) -> int:
                             arguments.domain_id()), _observing)
 
 
-def _observing(recording: Recording, namespace: str) -> AbstractContextManager:
+def _observing(recording: Recording, namespace: str, remappings: Mapping[str, str]) -> AbstractContextManager:
     from worldmodel_ros.nodes.demo.observer import observing  # lazily: rclpy reads its environment when it is loaded
-    return observing(recording, namespace)
+    return observing(recording, namespace, remappings)

@@ -7,7 +7,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,12 +43,12 @@ class Options:
     domain_id: int | None = None    # None: a free one
 
 
-def run_demo(options: Options, observing: Callable[[Recording, str], AbstractContextManager]) -> int:
+def run_demo(options: Options, observing: Callable[[Recording, str, Mapping[str, str]], AbstractContextManager]) -> int:
     """
     Run the demo; return the exit code: that of the verdict, 1 if it could not run, 130 if interrupted.
 
-    ``observing(recording, namespace)`` returns the context manager of an observer (``nodes.demo.observer``); it is called once
-    the environment of the ROS graph is set.
+    ``observing(recording, namespace, remappings)`` returns the context manager of an observer (``nodes.demo.observer``); it is
+    called once the environment of the ROS graph is set.
     """
     signal.signal(signal.SIGTERM, _interrupt)
     recording = Recording()
@@ -65,7 +65,7 @@ def run_demo(options: Options, observing: Callable[[Recording, str], AbstractCon
 
 
 def _drive(options: Options, recording: Recording, scorer: PredictionScorer,
-           observing: Callable[[Recording, str], AbstractContextManager]) -> Run:
+           observing: Callable[[Recording, str, Mapping[str, str]], AbstractContextManager]) -> Run:
     began = time.monotonic()
     start_up: dict[str, float] = {}
 
@@ -83,7 +83,8 @@ def _drive(options: Options, recording: Recording, scorer: PredictionScorer,
         live.note(f'Starting {", ".join(node.name for node in nodes)} '
                   f'(ROS_DOMAIN_ID={supervisor.domain_id}, logs in {log})')
         supervisor.start()
-        with observing(recording, options.namespace) as observer:
+        robot, = (node for node in nodes if node.name == ROBOT_NODE)
+        with observing(recording, options.namespace, robot.remappings) as observer:
             done('observer')
             supervisor.wait_ready(ACTIVATION_TIMEOUT, live.note)
             done('processes')

@@ -5,7 +5,7 @@ import json
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
@@ -183,9 +183,12 @@ class DemoObserver(Node):
 
 
 @contextmanager
-def observing(recording: Recording, namespace: str) -> Iterator[DemoObserver]:
-    """Run an observer on its own thread for the duration of the block; signals stay with the caller."""
-    rclpy.init(signal_handler_options=SignalHandlerOptions.NO)
+def observing(recording: Recording, namespace: str, remappings: Mapping[str, str]) -> Iterator[DemoObserver]:
+    """Run an observer on its own thread for the duration of the block; signals stay with the caller. ``remappings``: from the
+    topics of the robot to their other names."""
+    # Given, since rclpy would otherwise take the program's own NAME:=VALUE, of --set, for remappings.
+    rules = [word for rule in remappings.items() for word in ('-r', ':='.join(rule))]
+    rclpy.init(args=['--ros-args', *rules], signal_handler_options=SignalHandlerOptions.NO)
     try:
         node = DemoObserver(recording, namespace)
         # The events executor cannot deliver the reception time: a callback with message info fails in it.
