@@ -98,6 +98,16 @@ def test_the_demo_drives_a_task_on_a_forecast_or_goals_by_the_policy(monkeypatch
     assert (goals.plan.task, goals.plan.goals, goals.arguments['forecast']) == ('', ['red', 'blue'], '')
 
 
+def test_the_demo_takes_what_set_gives_or_names_the_option_instead(monkeypatch, capsys):
+    seen = []
+    monkeypatch.setattr('worldmodel_ros.demo.run.run_demo', lambda options, observing: seen.append(options) or 0)
+    assert cli.main(['demo', '--set', 'model:=out/mine', 'seed:=7']) == 0
+    assert (seen[0].arguments['model'], seen[0].arguments['seed']) == ('out/mine', '7')
+    for name, value in (('task', 'follow'), ('goal', 'red')):
+        assert cli.main(['demo', '--set', f'{name}:={value}']) == 2
+        assert f'--{name} {value}' in capsys.readouterr().err
+
+
 def test_the_demo_kills_nothing_after_its_end(capsys):
     assert cli.main(['demo', '--kill-at', '3', '--kill-at', '30']) == 2
     assert '--kill-at 30 is not within --seconds 30' in capsys.readouterr().err

@@ -64,11 +64,19 @@ def _run(chosen: argparse.Namespace) -> int:
     if max(chosen.kill_at, default=0.0) >= chosen.seconds:
         print(f'worldmodel demo: --kill-at {max(chosen.kill_at):g} is not within --seconds {chosen.seconds:g}', file=sys.stderr)
         return 2
+    settings = dict(chosen.set)
+    for name in ('task', 'goal'):  # the demo sets them itself
+        if name in settings:
+            print(f'worldmodel demo: {name} has an option of its own: give --{name} {settings[name]} instead of --set '
+                  f'{name}:={settings[name]}', file=sys.stderr)
+            return 2
     from worldmodel_ros.demo.drive import Plan
     from worldmodel_ros.demo.run import Options, run_demo
     task = '' if chosen.goal else chosen.task or arguments.TASKS[0]
     plan = Plan(chosen.seconds, chosen.goal or [], task, horizon=chosen.horizon, kill_at=chosen.kill_at)
-    bringup = {'forecast': FORECAST if task else '', **dict(chosen.set), 'seed': chosen.seed, 'model': chosen.model}
+    given = {'seed': chosen.seed, 'model': chosen.model}
+    bringup = {'forecast': FORECAST if task else '', **settings,
+               **{name: value for name, value in given.items() if value is not None}}
     return run_demo(Options(plan, chosen.out, bringup, chosen.parameters, chosen.namespace, chosen.load,
                             arguments.domain_id()), _observing)
 
