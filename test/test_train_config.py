@@ -6,6 +6,7 @@ import pytest
 import torch
 import yaml
 
+from worldmodel_ros.cli import main as cli
 from worldmodel_ros.sim import rollout
 from worldmodel_ros.train.run import config as configuration
 from worldmodel_ros.train.run.config import from_dict, read_config
@@ -173,3 +174,17 @@ def test_the_resolved_configuration_reads_back_as_itself():
     from worldmodel_ros.train.run.run import plain
     config = read_config(SMOKE, ['evaluation.parts=[drift]', 'data.mix.expert=1'])
     assert from_dict(plain(config), 'again') == config
+
+
+@pytest.mark.parametrize('device, complaint', [('cuda', 'torch sees 0 GPUs here'), ('cuda:3', 'torch sees 0 GPUs here'),
+                                               ('gpu', 'give cuda, cpu or auto')])
+def test_a_device_that_this_machine_does_not_have_is_refused_by_name(device, complaint, monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.cuda, 'device_count', lambda: 0)
+    with pytest.raises(SystemExit, match=f'--device {device}: .*{complaint}'):
+        cli(['train', '--config', str(SMOKE), '--device', device, '--out', str(tmp_path)])
+
+
+def test_fine_tuning_refuses_a_gpu_that_this_machine_does_not_have(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(torch.cuda, 'device_count', lambda: 0)
+    assert cli(['finetune', 'bag', '--device', 'cuda', '--out', str(tmp_path)]) == 1
+    assert '--device cuda: torch sees 0 GPUs here' in capsys.readouterr().err

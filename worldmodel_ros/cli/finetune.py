@@ -71,9 +71,10 @@ def _run(chosen: argparse.Namespace) -> int:
     from worldmodel_ros.model.checkpoint_description import ModelError
     from worldmodel_ros.train.data.lerobot import DatasetError
     from worldmodel_ros.train.finetune.recording import RecordingError
+    from worldmodel_ros.train.run.reading import ConfigError
     try:
         bags = _finetune(chosen)
-    except (BagError, DatasetError, ModelError, RecordingError) as error:
+    except (BagError, ConfigError, DatasetError, ModelError, RecordingError) as error:
         print(f'worldmodel finetune: {error}', file=sys.stderr)
         return 1
     return 0 if chosen.no_report else max([_report(chosen, *bag) for bag in bags], default=0)
@@ -94,8 +95,9 @@ def _finetune(chosen: argparse.Namespace) -> list[tuple[Path, float]]:
     from worldmodel_ros.train.data import lerobot
     from worldmodel_ros.train.finetune import recording, run, split, summary
     from worldmodel_ros.train.finetune.options import FineTuning
+    from worldmodel_ros.train.run.ranks import usable_device
     began = time.monotonic()
-    device = chosen.device if chosen.device != 'auto' else 'cuda' if torch.cuda.is_available() else 'cpu'
+    device = usable_device(chosen.device)
     description = read_description(model_folder(chosen.model))
     preset = description.preset
     if preset.tile:

@@ -12,8 +12,23 @@ import torch.distributed as dist
 import torch.distributed.nn
 from torch import Tensor
 
+from .reading import ConfigError
+
 BUCKET_BYTES = 32 * 2 ** 20  # gradients sent together: few calls, and the first is sent while others are packed
 TIMEOUT = timedelta(hours=2)  # the others wait while the first process simulates the data
+
+
+def usable_device(name: str) -> str:
+    """Return ``name``, or for auto cuda if there is a GPU, else cpu. Raises ConfigError if this machine has no such device."""
+    if name == 'auto':
+        return 'cuda' if torch.cuda.is_available() else 'cpu'
+    kind, _, number = name.partition(':')
+    if kind not in ('cpu', 'cuda') or not (number or '0').isdecimal():
+        raise ConfigError(f'--device {name}: give cuda, cpu or auto')
+    if kind == 'cuda' and torch.cuda.device_count() <= int(number or 0):
+        raise ConfigError(f'--device {name}: torch sees {torch.cuda.device_count()} GPUs here: give --device cpu, or see '
+                          '"worldmodel doctor"')
+    return name
 
 
 @dataclass(frozen=True)
@@ -26,9 +41,8 @@ class Ranks:
 
     @classmethod
     def join(cls, device: str) -> Ranks:
-        """Join the processes that torchrun started, or run alone; ``device`` is cuda, cpu or auto."""
-        if device == 'auto':
-            device = 'cuda' if torch.cuda.is_available() else 'cpu'
+        """Join the processes that torchrun started, or run alone; ``device`` is cuda, cpu or auto. Raises ConfigError."""
+        device = usable_device(device)
         count = int(os.environ.get('WORLD_SIZE', '1'))
         if count == 1:
             return cls(torch.device(device))
