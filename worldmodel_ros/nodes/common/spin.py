@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import sys
 import threading
 import time
@@ -161,7 +162,7 @@ def run(factory: Callable[[], Node], *, executor: str | None = None, args: list[
         # rclpy's own handlers shut the context down at once, so that a final stop command could not be published.
         interrupts.raise_interrupted()
         _require_security(sys.argv if args is None else args)
-        rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
+        _init(args)
         node = factory()
         end = interrupts.End()
         # What exists now lives to the end. Traversing it in a later collection took the simulated robot 105 ms on a slow
@@ -188,6 +189,16 @@ def run(factory: Callable[[], Node], *, executor: str | None = None, args: list[
         if node is not None:
             node.destroy_node()
         rclpy.try_shutdown()
+
+
+def _init(arguments: list[str] | None) -> None:
+    """Initialise rclpy; raise ParameterError if it cannot read an argument or a parameter file."""
+    try:
+        rclpy.init(args=arguments, signal_handler_options=SignalHandlerOptions.NO)
+    except RuntimeError as error:
+        if "Couldn't parse" not in str(error):  # another start may succeed
+            raise
+        raise ParameterError(re.sub(r', at /\S+?:\d+', '', str(error))) from error
 
 
 def _require_security(arguments: list[str]) -> None:
