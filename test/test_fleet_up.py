@@ -151,7 +151,8 @@ def test_a_page_that_cannot_be_shown_leaves_the_servers_of_a_lost_front_alone(tm
 
 
 def test_a_configuration_that_is_refused_ends_it_with_code_2(tmp_path):
+    (tmp_path / 'front-0.log').write_text('worldmodel: error: unrecognized arguments: --of-an-earlier-fleet\n')
     done = subprocess.run([sys.executable, '-m', 'worldmodel_ros.cli', 'fleet', 'up', '--servers', '1', '--socket',
                            str(tmp_path / 'front.sock'), '--store', str(tmp_path / 'store'), '--page', '-1', '--', '--model',
                            str(tmp_path / 'nothing')], capture_output=True, text=True, timeout=240)
-    assert done.returncode == 2 and 'nothing' in done.stderr
+    assert done.returncode == 2 and 'nothing' in done.stderr and 'earlier' not in done.stderr

@@ -114,6 +114,9 @@ def up(socket: Path, options: Options) -> int:
         front.wanted = set(range(scaling.fewest))
         page = Dashboard(front.status, options.page) if options.page >= 0 else None
 
+        log = paths[0].with_suffix('.log')  # of former fleets at this socket, too
+        before = log.stat().st_size if log.exists() else 0
+
         def start(number: int) -> None:
             path = paths[number]
             pool.start(number, [str(path), '--store', options.where, '--sessions', str(options.sessions),
@@ -133,7 +136,8 @@ def up(socket: Path, options: Options) -> int:
         sys.setswitchinterval(realtime.SWITCH_INTERVAL)  # a look at the servers may hold the GIL this long
         front.run(end=end)
         if REFUSED in front.pool.values():
-            raise PoolError('its servers refuse their configuration: ' + paths[0].with_suffix('.log').read_text()[-500:])
+            said = log.read_bytes()[before:].decode(errors='replace')
+            raise PoolError(f'its servers refuse their configuration: {said[-500:]}')
     except interrupts.Interrupted:
         pass
     finally:
