@@ -37,6 +37,11 @@ def test_sim_draws_an_episode_with_the_view_from_above(tmp_path):
     assert gif.size == (128, 64) and gif.n_frames == 10 and 'red: ' in done.stdout
 
 
+def test_sim_draws_one_image_of_an_episode_that_is_shorter_than_a_step(tmp_path):
+    done = run('sim', '--seconds', '0.01', '--size', '64', '--out', str(tmp_path), timeout=60)
+    assert done.returncode == 0 and '1 images' in done.stdout, done.stderr
+
+
 def test_sim_refuses_a_size_that_cannot_be_drawn(tmp_path):
     done = run('sim', '--size', '5', '--out', str(tmp_path), timeout=60)
     assert done.returncode == 1 and 'pixels' in done.stderr and 'Traceback' not in done.stderr

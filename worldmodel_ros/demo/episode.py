@@ -23,7 +23,7 @@ def expert_episode(seed: int, goals: list[str], seconds: float, size: tuple[int,
     sequence.start(0.0)
     limiter, command = TwistLimiter(LIMITS), (0.0, 0.0)
     frames = []
-    for _ in range(round(seconds / PERIOD)):
+    for _ in range(max(1, round(seconds / PERIOD))):
         views = [world.render(), world.render_top(size)] if top else [world.render()]
         frames.append(np.concatenate(views, axis=1))
         goal = sequence.current.goal
