@@ -257,7 +257,7 @@ def test_a_measured_state_is_the_executed_action_where_the_contract_says_so(tmp_
 
 
 @pytest.mark.parametrize('text, reason', [
-    ('', 'is no contract'), ('openpi: 3', 'is no contract'), ('openpi: {imge: x}', 'unknown imge'),
+    ('', 'must have a map, openpi'), ('openpi: 3', 'must have a map, openpi'), ('openpi: {imge: x}', 'unknown imge'),
     ('openpi: {image: 3}', 'keys are texts'), ('openpi: {deadline_ms: 0}', 'deadline_ms is above 0'),
     ('openpi: {deadline_ms: soon}', 'deadline_ms is above 0'), ('openpi: {deadline_ms: "500"}', 'deadline_ms is above 0'),
     ('openpi: {executed: [x]}', 'columns are 0 or more'), ('openpi: {executed: [1.7]}', 'columns are 0 or more'),

@@ -97,7 +97,7 @@ def test_options_come_from_a_file_and_the_command_line_wins(tmp_path):
 
 @pytest.mark.parametrize('text, complaint', [
     ('hots: x', "no option 'hots'"), ('port: much', 'must be int'), ('plaintext: 3', 'must be bool'),
-    ('3', 'no file of options'),
+    ('3', 'no file of options: it must be a map'),
     ('[', 'no file of options'), ('host: 0.0.0.0', 'without TLS')])
 def test_a_file_of_options_that_makes_no_sense_is_refused(tmp_path, text, complaint):
     file = tmp_path / 'door.yaml'

@@ -102,13 +102,15 @@ def _from_file(file: str) -> dict[str, Any]:
     kinds = {each.name: each.type for each in fields(Options)}
     try:
         given = yaml.safe_load(Path(file).read_text()) or {}
+        if not isinstance(given, dict):
+            raise GatewayError(f'{file} is no file of options: it must be a map, such as {{host: 0.0.0.0}}')
         for name, value in given.items():
             if name not in kinds:
                 raise GatewayError(f'{file}: there is no option {name!r}: the options are {", ".join(kinds)}')
             if not isinstance(value, _KINDS[kinds[name]]) or (isinstance(value, bool) and kinds[name] != 'bool'):
                 raise GatewayError(f'{file}: {name} is {value!r}: it must be {kinds[name]}')
         return given
-    except (OSError, yaml.YAMLError, AttributeError, UnicodeDecodeError) as error:
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise GatewayError(f'{file} is no file of options: {error}') from error
 
 

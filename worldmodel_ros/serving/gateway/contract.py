@@ -49,6 +49,10 @@ class Contract:
         """Return the contract of the maps ``openpi`` and ``camera`` in a YAML file. Raises ContractError."""
         try:
             whole = yaml.safe_load(path.read_text())
+            if not isinstance(whole, dict) or not isinstance(whole.get('openpi'), dict) \
+                    or not isinstance(whole.get('camera') or {}, dict):
+                raise ContractError(f'{path} is no contract: it must have a map, openpi, and may have another one, camera; '
+                                    'config/gateway.yaml is an example')
             given = {**whole['openpi'], **(whole.get('camera') or {})}
             unknown = set(given) - {each.name for each in fields(cls)}
             if unknown:
