@@ -197,10 +197,12 @@ def test_one_command_leaves_report_summary_and_windows(tmp_path):
 @pytest.mark.parametrize('line, code, complaint', [
     (['nowhere'], 1, 'nowhere'), (['a', 'b', 'c'], 2, 'two bags'),
     (['a', 'b', '--model', 'x', '--model', 'y'], 2, 'two bags'),
-    (['a', '--model', 'no-such-model'], 1, 'no-such-model'), (['a', '--step-times', 'none.json'], 1, 'none.json')])
+    (['a', '--model', 'no-such-model'], 1, 'no-such-model'), (['a', '--step-times', 'none.json'], 1, 'none.json'),
+    (['drive', '--skip', '9'], 1, 'images comes after --skip 9: skip less')])
 def test_what_cannot_be_evaluated_is_named(line, code, complaint, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     TIMES.save(tmp_path / 'times.json')
+    write_bag(tmp_path / 'drive', simulated_drive(1.0))
     if '--step-times' not in line:
         line = [*line, '--step-times', 'times.json']
     assert cli.main(['evaluate', 'bag', *line]) == code

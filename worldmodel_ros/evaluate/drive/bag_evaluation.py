@@ -14,6 +14,7 @@ from worldmodel_ros.bags.findings import Finding, by_severity
 from worldmodel_ros.bags.goals import read_goals
 from worldmodel_ros.bags.guess import find_mapping
 from worldmodel_ros.bags.mapping import Mapping
+from worldmodel_ros.bags.problems import BagError
 from worldmodel_ros.bags.source import Bag, open_bag
 from worldmodel_ros.inputs.ticks import NS
 from .columns import Columns
@@ -65,6 +66,9 @@ def evaluate_bag(task: Task, engine: Engine, measured: MeasuredTimes, lines: Pat
                 line = json.dumps(scene.window.to_dict(), allow_nan=False).encode() + b'\n'
                 stream.write(line)
                 digest.update(line)
+        if drive.images and not drive.health.images and task.skip:
+            until = '' if task.seconds is None else f' before --limit {task.seconds:g}'
+            raise BagError(f'{task.bag}: none of its {drive.images} images comes after --skip {task.skip:g}{until}: skip less')
         findings = by_severity([*_of_the_files(bag), *drive.health.findings()])
         path = task.bag.resolve()
         part = (f'only what comes after {task.skip:g} s',) if task.skip else ()
