@@ -12,6 +12,7 @@ from rclpy.parameter import Parameter
 
 from worldmodel_ros.nodes.common.parameters import ParameterError, Parameters
 from worldmodel_ros.parameters.declaration import Param
+from worldmodel_ros.parameters.tables import TABLES
 
 TABLE = (
     Param('deadline_s', 0.05, 'time allowed', low=0.0, high=1.0),
@@ -164,6 +165,19 @@ def test_a_former_and_a_new_name_with_different_values_are_refused(make):
 def test_a_bad_value_of_a_former_name_is_refused_at_the_start(make, override, reason):
     with pytest.raises(ParameterError, match=reason):
         make(**override)
+
+
+@pytest.mark.parametrize('name, meant', [('linear.x.max_velocty', 'linear.x.max_velocity'), ('deadlines_s', 'deadline_s')])
+def test_a_misspelt_name_is_refused_at_the_start(make, name, meant):
+    with pytest.raises(ParameterError, match=f'there is no parameter {name}: {meant} is meant'):
+        make(**{name: 0.3})
+
+
+def test_what_is_for_other_nodes_or_for_rclpy_is_let_be_at_the_start(make):
+    own = {param.name for param in TABLE}
+    others = {param.name for table in TABLES.values() for param in table} - own
+    _, parameters = make(**dict.fromkeys([*others, 'my_planner.rate', 'qos_overrides./tf.publisher.depth'], 1), use_sim_time=True)
+    assert set(parameters) == own
 
 
 def test_parameters_of_others_are_let_be(make):

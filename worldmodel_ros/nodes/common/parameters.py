@@ -1,5 +1,6 @@
 """Node parameters from one table: declared with descriptors, checked before they are set, then applied."""
 
+import difflib
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -11,10 +12,12 @@ from rclpy.node import Node
 from rclpy.parameter import Parameter
 
 from worldmodel_ros.parameters.declaration import ALLOW_FAULTS, Param
+from worldmodel_ros.parameters.tables import TABLES
 
 _INT64_MIN, _INT64_MAX = -2**63, 2**63 - 1
 _TYPES = {'string_array': Parameter.Type.STRING_ARRAY, 'double_array': Parameter.Type.DOUBLE_ARRAY,
           'double': Parameter.Type.DOUBLE}  # types that may be unset
+_ALIKE = 0.8  # of two names, as difflib measures it: one is taken for a misspelling of the other
 
 
 class ParameterError(ValueError):
@@ -56,7 +59,8 @@ class Parameters(Mapping):
     ``fault`` parameters are declared only if ALLOW_FAULTS, which must precede them, is true; otherwise they cannot be set and
     read as their defaults.
 
-    Raises ParameterError if an initial value is refused.
+    Raises ParameterError if an initial value is refused, or one is given to a name that no node of this package has and that
+    looks like a misspelt one of this node: ROS would ignore it, and a limit that was to be set would not be.
     """
 
     def __init__(
@@ -81,6 +85,7 @@ class Parameters(Mapping):
                 node.declare_parameter(
                     param.formerly, _to_ros(self._values[param.name]), descriptor(replace(
                         param, description=f'deprecated: use {param.name}', formerly='')), ignore_override=True)
+        self._check_names(node)
         reason = consistent(self._values) if consistent else None
         if reason:
             raise ParameterError(reason)
@@ -96,6 +101,15 @@ class Parameters(Mapping):
 
     def __len__(self) -> int:
         return len(self._values)
+
+    def _check_names(self, node: Node) -> None:
+        own = [*self._params, *self._new_names]
+        # A file may be for several nodes (/**).
+        others = {name for table in TABLES.values() for param in table for name in (param.name, param.formerly)}
+        for name in node._parameter_overrides:
+            if not node.has_parameter(name) and name not in others and (
+                    alike := difflib.get_close_matches(name, own, 1, _ALIKE)):
+                raise ParameterError(f'there is no parameter {name}: {alike[0]} is meant, or leave it out')
 
     def _take_former(self, node: Node, param: Param) -> None:
         """Give a parameter the override of its former name from a file or the command line."""
