@@ -176,7 +176,8 @@ def test_a_misspelt_name_is_refused_at_the_start(make, name, meant):
 def test_what_is_for_other_nodes_or_for_rclpy_is_let_be_at_the_start(make):
     own = {param.name for param in TABLE}
     others = {param.name for table in TABLES.values() for param in table} - own
-    _, parameters = make(**dict.fromkeys([*others, 'my_planner.rate', 'qos_overrides./tf.publisher.depth'], 1), use_sim_time=True)
+    names = [*others, 'my_planner.rate', 'qos_overrides./tf.publisher.depth']
+    _, parameters = make(**dict.fromkeys(names, 1), use_sim_time=True)
     assert set(parameters) == own
 
 

@@ -152,7 +152,7 @@ def test_ablations_differ_in_what_cache_layers_see(train_tiles, tmp_path):
     training, judging = jobs[::2], jobs[1::2]
     assert all(first.gives in second.needs for first, second in zip(training, judging))
     presets = {job.name: read_config(*changes(job)).model_preset for job in training}
-    assert len(presets) == len(set(map(str, presets.values()))) == len(judging) == 6
+    assert len(presets) == len(set(map(str, presets.values()))) == len(judging) == 7
     assert presets['train_ablations_window-of-64'].context_frames == presets['train_ablations_as-it-is'].context_frames == 64
 
 

@@ -33,8 +33,8 @@ def tables() -> str:
              '`tools/parameter_tables.py` writes this page from `worldmodel_ros/parameters/`, where the nodes declare their',
              'parameters; a test keeps the two equal. If a file in `config/` sets another value, its comment says why. Fixed',
              'parameters are read when the node starts; those fixed while configured, when it is configured. A former name is',
-             'accepted for one release, with a warning. A name that no node has, and that looks like a misspelt one, ends the node',
-             'with the name that is meant; ROS would ignore it.']
+             'accepted for one release, with a warning. A name that no node has, and that looks like a misspelt one, ends the',
+             'node with the name that is meant; ROS would ignore it.']
     for node, params in TABLES.items():
         lines += ['', f'## {node}', '', '| parameter | type | default | unit | allowed | fixed | meaning |',
                   '|---|---|---|---|---|---|---|']
