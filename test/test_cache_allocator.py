@@ -92,7 +92,7 @@ def test_a_session_gets_its_pages_though_a_session_that_comes_has_shared_them_an
     ids = session.allocate(2)
     uses = allocator.uses(ids)
     assert coming[0].share_unchanged(ids, uses)
-    coming[1].share(ids)  # needs no more: one session needs others in their place, whoever keeps them
+    coming[1].share(ids)  # needs no more: one session needs others in their place, however many keep them
     own = coming[2].allocate(2)
     with pytest.raises(OutOfPages, match='2 more pages are needed, and of 6 only 0'):
         coming[2].allocate(2)

@@ -185,10 +185,16 @@ def test_a_front_that_comes_back_learns_what_other_hosts_run_and_moves_nothing_f
     assert str(made.front.place('a', mobile=True)) == OTHER
 
 
-def test_a_move_asks_the_server_that_has_the_session_where_the_first_one_has_just_handed_it_on(fleet, monkeypatch):
-    made = fleet(status(), {OTHER: status()}, servers=2)
+def session_is_where(monkeypatch):
+    """Return the own server that has session a, with its generation, as statuses say from now on; it may be changed."""
     has_it = {OWN: 5}
     monkeypatch.setattr(fronts, '_status', lambda path: status(robots=[('a', has_it[path])] if path in has_it else []))
+    return has_it
+
+
+def test_a_move_asks_the_server_that_has_the_session_where_the_first_one_has_just_handed_it_on(fleet, monkeypatch):
+    made = fleet(status(), {OTHER: status()}, servers=2)
+    has_it = session_is_where(monkeypatch)
     wait_for(lambda: all(made.alive()) and made.of(0)['sessions'] == 1)
     assert made.front.place('a', mobile=True) == OWN
     asked = []
@@ -207,8 +213,7 @@ def test_a_move_asks_the_server_that_has_the_session_where_the_first_one_has_jus
 @pytest.mark.parametrize('target', ['auto', str(SECOND_OWN)])
 def test_a_session_that_has_moved_although_its_server_refused_is_not_moved_on(fleet, monkeypatch, target):
     made = fleet(status(), {}, servers=2)
-    has_it = {OWN: 5}
-    monkeypatch.setattr(fronts, '_status', lambda path: status(robots=[('a', has_it[path])] if path in has_it else []))
+    has_it = session_is_where(monkeypatch)
     wait_for(lambda: all(made.alive()) and made.of(0)['sessions'] == 1)
     asked = []
 

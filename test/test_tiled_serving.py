@@ -44,10 +44,7 @@ def images(count, seed=0):
 def test_the_node_drives_answers_what_if_and_takes_up_a_saved_session(folder, tmp_path):
     with rig('configure', 'activate', goal='red', load_engine=load, model=str(folder), backend='torch', deadline_s=1.0,
              camera_timeout_s=60.0, session_directory=str(tmp_path)) as node:
-        end = time.monotonic() + 60.0
-        while not any(message.tier in MOTION for message in node.messages()):
-            assert time.monotonic() < end, node.report()
-            node.film(0.1)
+        node.film_until(lambda: any(message.tier in MOTION for message in node.messages()), 'a command')
         answer = node.call(WhatIf, 'what_if', WhatIf.Request(names=['left', 'right', 'policy'], horizon=0.8), timeout=60.0)
         assert answer.success, answer.message
         assert [(branch.name, len(branch.frames)) for branch in answer.branches] == [('left', 8), ('right', 8), ('policy', 8)]
@@ -58,10 +55,8 @@ def test_the_node_drives_answers_what_if_and_takes_up_a_saved_session(folder, tm
             done = node.call(SessionFile, service, SessionFile.Request(path='tiled.safetensors'), timeout=60.0)
             assert done.success, done.message
         before = node.messages()[-1].sequence
-        end = time.monotonic() + 60.0
-        while not any(message.tier in MOTION and message.sequence > before for message in node.messages()):
-            assert time.monotonic() < end, node.report()
-            node.film(0.1)
+        node.film_until(lambda: any(message.tier in MOTION and message.sequence > before for message in node.messages()),
+                        'a command after it')
 
 
 @pytest.mark.waiting(seconds=6)

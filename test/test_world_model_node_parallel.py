@@ -1,7 +1,6 @@
 """A node whose model is divided among processes: its parameters say so, and it outlives the loss of one."""
 import os
 import signal
-import time
 from dataclasses import replace
 
 import pytest
@@ -27,19 +26,12 @@ def folder(tmp_path):
     return tmp_path / 'model'
 
 
-def film_until(node, condition, what):
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end, f'waited in vain for {what}'
-        node.film(0.1)
-
-
 def test_it_drives_says_what_it_has_lost_and_drives_on_when_that_is_back(folder):
     with rig('configure', 'activate', goal='red', load_engine=load, model=str(folder), backend='torch', gpus=2,
              parallel='sequence', patience=PATIENCE, deadline_s=1.0, camera_timeout_s=PATIENCE) as node:
         def newest():
             return node.messages()[-1]
-        film_until(node, lambda: node.messages() and newest().tier in MOTION, 'a command')
+        node.film_until(lambda: node.messages() and newest().tier in MOTION, 'a command')
         assert node.report()[2]['backend'] == 'torch-cpu-sequence-2'
 
         lost, = node.subject._engine.backend.processes.pids
@@ -47,14 +39,14 @@ def test_it_drives_says_what_it_has_lost_and_drives_on_when_that_is_back(folder)
 
         def failures():
             return [status for status in node.statuses if status.verdict == DeadlineStatus.INVALID]
-        film_until(node, failures, 'the failure')
+        node.film_until(failures, 'the failure')
         report, failure = node.subject._report(), failures()[0]  # not the next one on the topic: it may come too late
         assert failure.tier == ActionChunk.TIER_STOP
         assert f'(process {lost}) was ended by signal 9' in failure.reason
         assert report.level == DiagnosticStatus.WARN
         assert report.message.startswith('the model is being restored: rank 1')
 
-        film_until(node, lambda: newest().tier in MOTION and newest().sequence > failure.sequence, 'a command after it')
+        node.film_until(lambda: newest().tier in MOTION and newest().sequence > failure.sequence, 'a command after it')
         assert newest().episode_id == failure.episode_id  # it has forgotten nothing
         started, = node.subject._engine.backend.processes.pids
         assert node.change('deactivate', 'cleanup')

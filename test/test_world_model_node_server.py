@@ -37,7 +37,6 @@ def test_the_server_drives_and_without_it_the_nodes_own_model_does_and_says_why(
         assert answer.success and [len(branch.frames) for branch in answer.branches] == [3, 3], answer.message
         served.stop()
         before = len(node.messages())
-        node.film(0.5)
         node.film_until(lambda: len(node.messages()) >= before + 4, 'commands')
         chunks = node.messages()[before:]
         assert all(chunk.tier != ActionChunk.TIER_STOP and chunk.values for chunk in chunks)

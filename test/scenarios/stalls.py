@@ -182,22 +182,21 @@ def play_out(play: Callable[[], Any], name: str, prepare: Callable[[], Any] = la
         try:
             play()
             return
-        except Slowed as slowed:
-            if number == PLAYS:
+        except (Missed, Slowed, Unexplained) as failure:
+            reason = _explanation(failure, watch)
+            if number == PLAYS or (not reason and _unexplained == UNEXPLAINED):
                 raise
-            REPLAYS.append(Replay(name, str(slowed)))
-        except (Missed, Unexplained) as failure:
-            if number == PLAYS:
-                raise
-            stall = watch.longest(failure.start, failure.end) if isinstance(failure, Missed) else 0.0
-            if stall and stall > failure.by:
-                REPLAYS.append(Replay(name, f'missed by {failure.by * 1e3:.0f} ms, in a stall of the machine of '
-                                            f'{stall * 1e3:.0f} ms: {failure}'))
-            elif _unexplained == UNEXPLAINED:
-                raise
-            else:
-                _unexplained += 1
-                REPLAYS.append(Replay(name, f'nothing that was measured explains it: {failure}'))
+            _unexplained += not reason
+            REPLAYS.append(Replay(name, reason or f'nothing that was measured explains it: {failure}'))
+
+
+def _explanation(failure: AssertionError, watch: Watch) -> str:
+    """Return what the machine did that explains a failure, or '' if nothing does."""
+    if isinstance(failure, Slowed):
+        return str(failure)
+    if isinstance(failure, Missed) and (stall := watch.longest(failure.start, failure.end)) > failure.by:
+        return f'missed by {failure.by * 1e3:.0f} ms, in a stall of the machine of {stall * 1e3:.0f} ms: {failure}'
+    return ''
 
 
 def _watch(descriptor: int, core: int) -> None:

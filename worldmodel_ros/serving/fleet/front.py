@@ -182,7 +182,7 @@ class Front:
 
     def move(self, session: str, target: str) -> None:
         """Have a session moved to the server at a socket or gateway, or to one that the router chooses ('auto'). Waits; raises
-        MoveError unless the session is where it was to go, or for 'auto' anywhere else, whoever moved it there."""
+        MoveError unless the session is where it was to go, or for 'auto' on any other server."""
         try:
             self._move(session, target)
         except _HandedOn:
