@@ -7,8 +7,8 @@ GPU's), and the bytes that a GPU sends to others per second. All in one run:
 
 * nccl: all-to-all in bfloat16; nccl-fp8: rounded for the transfer, with rounding and restoring in the time
   (``parallel.rounding``);
-* symmetric: each GPU writes into its peers' memory (symmetric memory, no multicast), in bfloat16: the possible
-  gain over NCCL, but without a safe way to give up a lost peer;
+* peers, peers-fp8: the same by the GPUs' copy engines (``parallel.peer_memory``), which a model on several GPUs uses. They must
+  give the bits that NCCL gives. In results before them, ``symmetric`` is PyTorch's symmetric memory, used in the same way;
 * all-reduce: what tensor parallelism sends instead, twice in every layer.
 
 Without GPUs it only checks itself, on two processes: gloo, small messages, no meaningful times.
@@ -19,6 +19,8 @@ import argparse
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from result_file import command, write_result
@@ -34,6 +36,7 @@ from worldmodel_ros.model.parallel.link import Link
 from worldmodel_ros.model.presets import PRESETS
 
 IN_GRAPH = 8  # messages, so that launching the graph is a small part
+CHECKED = 20  # messages compared with NCCL's
 
 
 def cases(count: int, small: bool) -> list[tuple[str, tuple[int, ...], int, int]]:
@@ -76,38 +79,23 @@ def measure(function: Callable[[Tensor], Tensor], x: Tensor, replays: int) -> di
     return dict(zip(('p50', 'p99'), (round(each, 4) for each in found.tolist())))
 
 
-class Symmetric:
-    """An all-to-all that writes into the other GPUs' memory."""
-
-    def __init__(self, link: Link, rows: Tensor):
-        import torch.distributed._symmetric_memory as symmetric
-        self._link, self._own = link, symmetric.empty(rows.shape, dtype=rows.dtype, device=rows.device)
-        self._handle = symmetric.rendezvous(self._own, dist.group.WORLD)
-        self._peers = [self._handle.get_buffer(peer, rows.shape, rows.dtype) for peer in range(link.count)]
-
-    def all_to_all(self, rows: Tensor) -> Tensor:
-        self._handle.barrier(channel=0)  # until all have read the previous message
-        for step in range(self._link.count):
-            peer = (self._link.rank + step) % self._link.count
-            self._peers[peer][self._link.rank].copy_(rows[peer])
-        self._handle.barrier(channel=1)
-        return self._own
-
-
 def ways(link: Link, shape: tuple[int, ...], divide: int, join: int, x: Tensor) -> dict[str, Callable]:
     """Return the calls; each sets itself up when it is measured, so that one that is unavailable fails alone."""
-    plain, rounded = SequenceParallel(link), SequenceParallel(link, rounded=True)
+    by_nccl = replace(link, _peers=None)
 
-    def symmetric() -> Callable[[Tensor], Tensor]:
-        rows = x.view(link.count, -1)
-        by_memory = Symmetric(link, rows)
-        if not torch.equal(by_memory.all_to_all(rows), link.all_to_all(rows.view(torch.uint8)).view(x.dtype)):
-            raise RuntimeError('symmetric memory gave something else than NCCL')
-        return lambda x: by_memory.all_to_all(x.view(link.count, -1))
-    found = {'nccl': lambda: lambda x: plain.exchange(x, divide, join),
-             'nccl-fp8': lambda: lambda x: rounded.exchange(x, divide, join)}
-    if x.is_cuda:
-        found['symmetric'] = symmetric
+    def call(through: Link, rounded: bool) -> Callable[[Tensor], Tensor]:
+        group = SequenceParallel(through, rounded)
+        if through is link:
+            if link._peers is None:
+                raise RuntimeError('the GPUs cannot write into each other\'s memory')
+            wanted = SequenceParallel(by_nccl, rounded)
+            for _ in range(CHECKED):
+                y = torch.randn_like(x)
+                if not torch.equal(group.exchange(y, divide, join), wanted.exchange(y, divide, join)):
+                    raise RuntimeError('the copy engines gave something else than NCCL')
+        return lambda x: group.exchange(x, divide, join)
+    found = {f'{way}{"-fp8" if rounded else ""}': partial(call, through, rounded)
+             for way, through in (('nccl', by_nccl), ('peers', link))[:2 if x.is_cuda else 1] for rounded in (False, True)}
     if len(shape) == 5:  # the output of a linear layer, all tokens and channels
         reduced = TensorParallel(link)
         whole = x.new_ones(shape[0], shape[1], shape[2], shape[3] * link.count * shape[4])
@@ -122,7 +110,7 @@ def process(rank: int, count: int, port: int, options: argparse.Namespace) -> No
               'processes': count, 'rows': []}
     on_gpu = device.type == 'cuda'
     # Those that may hang come last.
-    for way in ('nccl', 'nccl-fp8', 'all-reduce', 'symmetric'):
+    for way in ('nccl', 'nccl-fp8', 'all-reduce', 'peers', 'peers-fp8'):
         for name, shape, divide, join in cases(count, not on_gpu):
             x = torch.randn(shape, dtype=torch.bfloat16, device=device)
             made = ways(link, shape, divide, join, x).get(way)

@@ -5,7 +5,8 @@
 
 * robot: ``robot_3b`` and ``robot_3b_4k`` on all of them, each with nothing compiled; on one, both at once, with ``robot_3b``
   on two others if there are four (``tick_*.json``).
-* worlds: LingBot-World-Fast 14B in FP8 and bf16 (``wan_parallel.py``).
+* worlds: LingBot-World-Fast 14B in FP8 and bf16 (``wan_parallel.py``), with more than two GPUs as a CUDA graph alone.
+* pairs: with four GPUs, the same on two of them, both at once; then ``robot_3b_4k`` on two.
 * ros: ``robot_3b`` over ROS, two steps, camera message in to command out (``ros_tick.py``).
 * loss: a rank is killed while a robot drives (``rank_loss.py``), and the model's answers on several (``parallel.py``).
 * cold: ``robot_3b`` is started twice more with nothing compiled.
@@ -23,7 +24,7 @@ from pathlib import Path
 from programs import ENVIRONMENT, Program, script
 from result_file import provenance, write_result
 
-PARTS = ('robot', 'worlds', 'ros', 'loss', 'cold')
+PARTS = ('robot', 'worlds', 'pairs', 'ros', 'loss', 'cold')
 TICK_S = {'robot_3b': 14, 'robot_3b_4k': 8}  # of ticks
 ROS_RATE = 15.0  # Hz: ticks of two steps fit between two images
 
@@ -56,6 +57,15 @@ def ticks(preset: str, gpus: int, folder: Path, name: str = '', cold: bool = Fal
     return Program(name, 150.0, *script('tick.py', '--gpus', str(gpus), '--presets', preset, '--dtypes', 'fp8', '--steps', '2',
                                         '--limit', str(seconds), '--budget', '140', '--folder', str(folder / name), *options),
                    environment=ENVIRONMENT, cold=cold, gpus=seen)
+
+
+def worlds(dtype: str, gpus: int, limit: float, options: argparse.Namespace, seen: tuple[int, ...] = ()) -> Program:
+    """Return a program for chunks of the 14B; ``seen`` as in ``ticks``."""
+    name = f'wan_{dtype}_{gpus}'
+    return Program(name, limit + 5.0, *script(
+        'wan_parallel.py', '--gpus', str(gpus), '--dtypes', dtype, '--large-chunks', str(options.large_chunks),
+        '--seconds', f'{limit - 5.0:.0f}', '--folder', str(options.folder / name), *(['--graph'] if gpus > 2 else []),
+        *(['--tiny'] if options.tiny else [])), environment=ENVIRONMENT, gpus=seen)
 
 
 def chunk_ms(folder: Path) -> dict | None:
@@ -101,12 +111,12 @@ def main() -> int:
             programs.run(ticks('robot_3b_4k', gpus, folder, cold=True))
         elif part == 'worlds':
             for dtype, limit in (('fp8', 160.0), ('bf16', 190.0)):
-                limit = min(limit, programs.left())
-                programs.run(Program(f'wan_{dtype}', limit + 5.0, *script(
-                    'wan_parallel.py', '--gpus', str(gpus), '--dtypes', dtype, '--large-chunks', str(options.large_chunks),
-                    '--seconds', f'{limit - 5.0:.0f}', '--folder', str(folder / f'wan_{dtype}'),
-                    *(['--tiny'] if options.tiny else [])), environment=ENVIRONMENT))
+                programs.run(worlds(dtype, gpus, min(limit, programs.left()), options))
                 save()
+        elif part == 'pairs':
+            limit = min(190.0, programs.left())
+            programs.run(*(worlds(dtype, 2, limit, options, seen) for dtype, seen in (('fp8', (0, 1)), ('bf16', (2, 3)))))
+            programs.run(ticks('robot_3b_4k', 2, folder, seen=(0, 1)))
         elif part == 'ros':
             programs.run(Program('ros', 140.0, *script(
                 'ros_tick.py', '--preset', 'robot_3b', '--backend', 'torch-fp8', '--gpus', str(gpus), '--rate', str(ROS_RATE),

@@ -151,6 +151,9 @@ def test_frames_are_left_free_and_residuals_are_added_where_channels_are_last():
     x, residual = (part.contiguous(memory_format=torch.channels_last_3d) for part in (x, residual))
     bias = random_tensor(generator(2), 12)
     assert norm_silu_triton(x, bias, before=2).shape == (1, 12, 5, 5, 7)
+    framed = norm_silu_triton(x, bias, before=2, edge=1)
+    assert framed.shape == (1, 12, 5, 7, 7)
+    assert torch.equal(framed[:, :, 2:, 1:-1], norm_silu_triton(x, bias))
     torch.testing.assert_close(add_triton(x, bias, residual), x + bias[:, None, None, None] + residual)
     frame = x[:, :, :1].contiguous(memory_format=torch.channels_last_3d)
     other = frame.as_strided(frame.shape, (12, 1, 12, *frame.stride()[3:]))  # as a convolution gives one frame

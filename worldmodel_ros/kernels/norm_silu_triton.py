@@ -13,32 +13,34 @@ VALUES = 8192  # of a program
 BLOCK = 256  # positions of a program that adds taps
 
 
-def norm_silu_triton(x: Tensor, weight: Tensor, bias: Tensor | None = None, before: int = 0) -> Tensor:
+def norm_silu_triton(x: Tensor, weight: Tensor, bias: Tensor | None = None, before: int = 0, edge: int = 0) -> Tensor:
     """Return silu(y / ||y|| * sqrt(C) * weight) over the channels of y = x + bias, x (1, C, T, h, w), contiguous or channels
     last; weight and bias have C numbers. Computed in float32, rounded once. ``before``: number of unwritten frames in front
-    of the result; for channels last only."""
+    of the result, and ``edge``: of unwritten rows above and below it; for channels last only."""
     batch, channels = x.shape[:2]
     positions = x[0, 0].numel()
     last = x.is_contiguous(memory_format=torch.channels_last_3d) and channels > 1
     if batch != 1 or not (last or x.is_contiguous()):
         raise ValueError(f'x {tuple(x.shape)} with strides {x.stride()} must be one video, contiguous or with the channels '
                          f'last')
-    if before and not last:
-        raise ValueError(f'x {tuple(x.shape)} with strides {x.stride()}: only where channels are last can frames be before')
-    shape = (1, channels, before + x.shape[2], *x.shape[3:])
+    if (before or edge) and not last:
+        raise ValueError(f'x {tuple(x.shape)} with strides {x.stride()}: only where channels are last can frames be before, or '
+                         f'rows around')
+    frames, rows, columns = x.shape[2:]
+    shape = (1, channels, before + frames, rows + 2 * edge, columns)
     out = torch.empty(shape, dtype=x.dtype, device=x.device,
                       memory_format=torch.channels_last_3d if last else torch.contiguous_format)
     wide = triton.next_power_of_2(channels)
     block = max(16, VALUES // wide)
     _norm_silu[(triton.cdiv(positions, block),)](
-        x, weight, bias, out[:, :, before:], positions, 1 if last else positions, channels if last else 1,
-        channels ** 0.5, C=channels, WIDE=wide, BLOCK=block, num_warps=8)
+        x, weight, bias, out[:, :, before:, edge:], positions, 1 if last else positions, channels if last else 1,
+        rows * columns, 2 * edge * columns, channels ** 0.5, C=channels, WIDE=wide, BLOCK=block, num_warps=8)
     return out
 
 
 @triton.jit
-def _norm_silu(x, weight, bias, out, positions, channel_stride, position_stride, root, C: tl.constexpr, WIDE: tl.constexpr,
-               BLOCK: tl.constexpr):
+def _norm_silu(x, weight, bias, out, positions, channel_stride, position_stride, frame, between, root, C: tl.constexpr,
+               WIDE: tl.constexpr, BLOCK: tl.constexpr):
     position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     channel = tl.arange(0, WIDE)
     at = position[:, None] * position_stride + channel[None, :] * channel_stride
@@ -49,6 +51,7 @@ def _norm_silu(x, weight, bias, out, positions, channel_stride, position_stride,
     length = tl.maximum(tl.sqrt_rn(tl.sum(value * value, 1)), 1e-12)
     factor = tl.load(weight + channel, mask=channel < C, other=0.0).to(tl.float32)
     normal = value * (root / length)[:, None] * factor[None, :]
+    at += (position // frame * between)[:, None] * position_stride  # ``between`` positions lie between the result's frames
     tl.store(out + at, cast(normal / (1.0 + tl.exp(-normal)), out.dtype.element_ty), mask=inside)
 
 

@@ -81,37 +81,39 @@ class SequenceParallel(Group):
         before, after = math.prod(part[:join]), math.prod(part[join:-1])
         if self.rounded:
             coding = _coding(x)
-            joined = coding.decode(self.link.all_to_all(coding.encode(sent)), (before, after, width), x.dtype)
+            joined = coding.decode(self.link.all_to_all(coding.encode(sent))[0], (before, after, width), x.dtype)
         else:
-            received = self.link.all_to_all(sent.transpose(0, 1).contiguous().flatten(1).view(torch.uint8))
-            joined = received.view(x.dtype).view(self.count, before, after, width).transpose(0, 1)
+            joined = self.link.all_to_all(sent.transpose(0, 1).contiguous().flatten(1).view(torch.uint8), before).view(x.dtype)
         part[join] *= self.count
         return joined.reshape(part)
 
     def exchange_products(self, product: Callable[[int], Tensor], width: int) -> Tensor:
         """Return what all processes have computed for this one, (count, n, K). ``product`` computes from own tokens what a
         given process is to have, (n, K) for each alike, K a multiple of ``width``. Each part is sent while the next ones are
-        computed; this process's own comes last, and is neither sent nor rounded."""
-        whole, came, waits, sent = None, {}, [], []
-        for step in range(1, self.count):
-            to, source = (self.rank + step) % self.count, (self.rank - step) % self.count
+        computed; this process's own comes last, and is neither sent nor rounded. The result is valid until the
+        next exchange."""
+        exchange = whole = coding = None
+        sent = []  # must live until it has been sent
+        for to, source in self.link.turns():
             part = product(to)
-            if whole is None:
-                whole = part.new_empty(self.count, *part.shape)
             if self.rounded:
-                sent.append(_coding(part).encode(part.view(len(part), 1, -1, width))[0])
-                came[source] = torch.empty_like(sent[-1])
+                coding = _coding(part)
+                sent.append(coding.encode(part.view(len(part), 1, -1, width))[0])
             else:
                 sent.append(part.view(-1).view(torch.uint8))
-                came[source] = whole[source].view(-1).view(torch.uint8)
-            waits.append(self.link.swap(sent[-1], to, came[source], source))
-        whole[self.rank] = product(self.rank)
-        for wait in waits:
-            wait()
+            exchange = exchange or self.link.exchange(len(sent[-1]))
+            exchange.swap(sent[-1], to, source)
+        own = product(self.rank)
         if self.rounded:
-            for source, message in came.items():
-                out = whole[source].view(len(whole[source]), 1, -1, width)
-                _coding(out).decode(message[None], (len(out), *out.shape[2:]), out.dtype, out)
+            whole = own.new_empty(self.count, *own.shape)
+        else:
+            whole = exchange.rows.view(-1).view(own.dtype).view(self.count, *own.shape)
+        whole[self.rank] = own
+        exchange.wait()
+        if self.rounded:
+            for _, source in self.link.turns():
+                out = whole[source].view(len(own), 1, -1, width)
+                coding.decode(exchange.rows[source][None], (len(out), *out.shape[2:]), out.dtype, out)
         return whole
 
 

@@ -67,7 +67,7 @@ class SharedModulations(nn.Module):
         shares = F.linear(cond[0], self.weight, self.bias).unflatten(-1, (self._layers, -1))
         if divided:
             sent = shares.view(link.count, -1).view(torch.uint8)
-            shares = link.all_to_all(sent).view(shares.dtype).view(link.count, -1, *shares.shape[1:])
+            shares = link.all_to_all(sent)[0].view(shares.dtype).view(link.count, -1, *shares.shape[1:])
         else:
             shares = link.all_gather(shares)
         return list(shares.permute(2, 1, 0, 3).flatten(2)[:, None].unbind())

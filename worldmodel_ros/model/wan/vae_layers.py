@@ -36,15 +36,20 @@ class Rows:
 
     def between_neighbours(self, x: Tensor) -> Tensor:
         """Return x with the row above and the row below; zeros where the image ends."""
-        rank, last = self._group.rank, self._group.count - 1
-        edges = self._group.link.all_gather(torch.stack([x[..., 0, :], x[..., -1, :]]))
         form = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
         form = form if x.is_contiguous(memory_format=form) else torch.contiguous_format
         out = torch.empty((*x.shape[:-2], x.shape[-2] + 2, x.shape[-1]), dtype=x.dtype, device=x.device, memory_format=form)
         out[..., 1:-1, :] = x
-        out[..., 0, :] = edges[rank - 1, 1] if rank else 0.0
-        out[..., -1, :] = edges[rank + 1, 0] if rank < last else 0.0
+        self.fill_edges(out)
         return out
+
+    def fill_edges(self, x: Tensor) -> None:
+        """Write the first and the last row of x: the last but one of the process above and the second of the one below; zeros
+        where the image ends."""
+        rank, last = self._group.rank, self._group.count - 1
+        edges = self._group.link.all_gather(torch.stack([x[..., 1, :], x[..., -2, :]]))
+        x[..., 0, :] = edges[rank - 1, 1] if rank else 0.0
+        x[..., -1, :] = edges[rank + 1, 0] if rank < last else 0.0
 
 
 class NormSilu(nn.Module):
@@ -62,19 +67,21 @@ class NormSilu(nn.Module):
             x = x.contiguous()
         return norm_silu_triton(x, self.gamma.flatten())
 
-    def behind(self, x: Tensor, bias: Tensor | None, kept: Tensor | None) -> Tensor:
-        """Return the result for x + bias, behind the ``kept`` previous frames; of the two needed, missing ones are zeros."""
+    def behind(self, x: Tensor, bias: Tensor | None, kept: Tensor | None, edge: int = 0) -> Tensor:
+        """Return the result for x + bias, behind the ``kept`` previous frames; of the two needed, missing ones are zeros. Above
+        and below, there are ``edge`` rows still to be written."""
         x = x.contiguous(memory_format=torch.channels_last_3d)
         if x.is_cuda:
             from ...kernels.norm_silu_triton import norm_silu_triton
-            out = norm_silu_triton(x, self.gamma.flatten(), bias, KEPT)
+            out = norm_silu_triton(x, self.gamma.flatten(), bias, KEPT, edge)
         else:
             normal = self(x if bias is None else x + bias.view(-1, 1, 1, 1))
-            out = F.pad(normal, (0, 0, 0, 0, KEPT, 0)).contiguous(memory_format=torch.channels_last_3d)
+            out = F.pad(normal, (0, 0, edge, edge, KEPT, 0)).contiguous(memory_format=torch.channels_last_3d)
+        inner = out[..., edge:out.shape[-2] - edge, :]
         count = 0 if kept is None else kept.shape[2]
-        out[:, :, :KEPT - count] = 0.0
+        inner[:, :, :KEPT - count] = 0.0
         if count:
-            out[:, :, KEPT - count:KEPT] = kept
+            inner[:, :, KEPT - count:KEPT] = kept
         return out
 
 
@@ -186,14 +193,15 @@ class ResidualBlock(nn.Module):
         self.conv_shortcut = block.conv_shortcut
 
     def forward(self, x: Tensor, feat_cache: list, feat_idx: list[int]) -> Tensor:
-        h, bias = x, None
+        h, bias, edge = x, None, 0 if self._divided is None else 1
         for norm, conv in ((self.norm1, self.conv1), (self.norm2, self.conv2)):
             at = feat_idx[0]
-            padded = norm.behind(h, bias, feat_cache[at])
-            feat_cache[at] = padded[:, :, -KEPT:].clone()
+            padded = norm.behind(h, bias, feat_cache[at], edge)
+            feat_cache[at] = padded[:, :, -KEPT:, edge:padded.shape[-2] - edge].clone(memory_format=torch.channels_last_3d)
             feat_idx[0] += 1
-            padded, rows = padded_rows(padded, 1, self._divided)
-            h, bias = F.conv3d(padded, conv.weight, None, 1, (0, rows, 1)), conv.bias
+            if edge:
+                self._divided.fill_edges(padded)
+            h, bias = F.conv3d(padded, conv.weight, None, 1, (0, 1 - edge, 1)), conv.bias
         shortcut = self.conv_shortcut(x)
         if not h.is_cuda:
             return h + bias.view(-1, 1, 1, 1) + shortcut

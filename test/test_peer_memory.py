@@ -1,0 +1,171 @@
+"""Exchanges by memory that processes map into each other; here threads, whose memory is that of one process."""
+import random
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from worldmodel_ros.model.parallel.flags_triton import await_flags, set_flags
+from worldmodel_ros.model.parallel.group import SequenceParallel
+from worldmodel_ros.model.parallel.link import Link
+from worldmodel_ros.model.parallel.peer_memory import FLAGS, PeerMemory
+
+COUNT, EXCHANGED, GATHERED = 3, 12288, 24576
+
+
+class Shared:
+    """The memory of one of several threads, in place of a GPU's: what is queued is done at once."""
+
+    def __init__(self, rank, every):
+        self.rank, self.every, self.stopped = rank, every, threading.Event()
+        self.own = torch.zeros(FLAGS + EXCHANGED + GATHERED, dtype=torch.uint8)
+        self.forked = self.joined = 0
+        every[rank] = self
+
+    def others(self, peer):
+        return [each for each in range(COUNT) if each != self.rank] if peer is None else [peer]
+
+    def mark(self, kind, peer=None):
+        for each in self.others(peer):
+            words = self.every[each].own.view(torch.int32)
+            assert words[kind * COUNT + self.rank] == 0, 'set before it was cleared'
+            words[kind * COUNT + self.rank] = 1
+
+    def await_flag(self, kind, peer=None):
+        words, end = self.own.view(torch.int32), time.monotonic() + 30.0
+        for each in self.others(peer):
+            while not words[kind * COUNT + each] and not self.stopped.is_set():
+                assert time.monotonic() < end, 'waited for ever'
+                time.sleep(0.0)
+            words[kind * COUNT + each] = 0
+
+    def write(self, peer, offset, data, pitch):
+        for row in data:
+            self.every[peer].own[offset:offset + len(row)] = row
+            offset += pitch
+
+    def fork(self):
+        self.forked += 1
+
+    def back(self):
+        self.forked -= 1
+
+    def join(self):
+        self.joined += 1
+
+    def abandon(self):
+        self.stopped.set()
+
+    def close(self):
+        pass
+
+
+def links():
+    every = {}
+    return [Link(torch.device('cpu'), rank, COUNT, _peers=PeerMemory(Shared(rank, every), rank, COUNT, EXCHANGED))
+            for rank in range(COUNT)]
+
+
+def together(work):
+    """Run work(link) as each process, and return their results."""
+    with ThreadPoolExecutor(COUNT) as pool:
+        return list(pool.map(work, links()))
+
+
+def value(rank, message, size):
+    return torch.full((size,), 10.0 * message + rank)
+
+
+def test_every_message_arrives_and_none_is_overwritten_before_it_was_read():
+    sizes = [4, 16, 64, 256, 1024]
+
+    def work(link):
+        steps, order = random.Random(link.rank), random.Random(7)
+        for message in range(60):
+            size = order.choice(sizes)
+            time.sleep(steps.random() * 2e-3)
+            kind = message % 3
+            if kind == 0:
+                rows = torch.stack([value(link.rank, message, size) + 0.1 * to for to in range(COUNT)])
+                found = link.all_to_all(rows.view(torch.uint8))[0].view(torch.float32)
+                time.sleep(steps.random() * 2e-3)  # the others are ahead meanwhile
+                wanted = torch.stack([value(rank, message, size) + 0.1 * link.rank for rank in range(COUNT)])
+            elif kind == 1:
+                found = link.all_gather(value(link.rank, message, size))
+                wanted = torch.stack([value(rank, message, size) for rank in range(COUNT)])
+            else:
+                found = link.sum(value(link.rank, message, size))
+                wanted = sum(value(rank, message, size) for rank in range(COUNT))
+            assert torch.equal(found, wanted), message
+        return link._peers._memory.forked
+    assert together(work) == [0] * COUNT
+
+
+@pytest.mark.parametrize('rounded', [False, True])
+def test_tokens_of_all_heads_become_heads_of_all_tokens_and_come_back(rounded):
+    x = torch.randn(COUNT, 1, 2, 4, COUNT, 16)  # of each process: (B, T, P, H, d)
+
+    def work(link):
+        group = SequenceParallel(link, rounded)
+        heads = group.exchange(x[link.rank], -2, 1).clone()
+        return heads, group.exchange(heads, 1, -2).clone()
+    for rank, (heads, back) in enumerate(together(work)):
+        wanted = x[:, 0, :, :, rank].reshape(1, COUNT * 2, 4, 1, 16)
+        assert float((heads - wanted).norm() / wanted.norm()) < (0.04 if rounded else 1e-7)
+        assert float((back - x[rank]).norm() / x[rank].norm()) < (0.06 if rounded else 1e-7)
+
+
+def test_what_is_gathered_and_summed_stays_when_the_next_message_comes():
+    def work(link):
+        whole, total = link.all_gather(value(link.rank, 0, 4)), link.sum(value(link.rank, 0, 4))
+        link.all_gather(value(link.rank, 5, 4))
+        return whole, total
+    for whole, total in together(work):
+        assert whole[:, 0].tolist() == [0.0, 1.0, 2.0]
+        assert total.tolist() == [3.0] * 4
+
+
+def test_what_is_exchanged_stays_while_sums_are_formed():
+    def work(link):
+        found = link.all_to_all(value(link.rank, 0, 4 * COUNT).view(COUNT, -1).view(torch.uint8))[0].view(torch.float32)
+        link.sum(value(link.rank, 7, 16))
+        link.all_gather(value(link.rank, 8, 16))
+        return found[:, 0].tolist()
+    assert together(work) == [[0.0, 1.0, 2.0]] * COUNT
+
+
+def test_only_parts_that_fit_and_are_aligned_are_exchanged_here():
+    for size, room, fits in ((0, 0, False), (24, 0, False), (EXCHANGED // COUNT, 0, True), (EXCHANGED // COUNT + 16, 0, False),
+                             (EXCHANGED // COUNT + 16, 1, True), (GATHERED // COUNT + 16, 1, False)):
+        assert (links()[0]._peers.exchange(size, room) is not None) == fits
+
+
+def test_a_process_that_waits_for_a_dead_one_goes_on_when_messages_are_given_up():
+    alive = links()[0]
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(alive.all_gather, value(0, 0, 4))
+        time.sleep(0.1)
+        assert not waits.done()
+        alive._peers.abandon()
+        assert waits.result(timeout=10.0).shape == (COUNT, 4)
+
+
+def test_kernels_set_the_flags_of_all_others_or_of_one():
+    memories = [torch.zeros(8, dtype=torch.int32) for _ in range(3)]
+    bases = torch.tensor([memory.data_ptr() for memory in memories])
+    set_flags[(3,)](bases, 4, 0, 1)
+    assert [memory[4].item() for memory in memories] == [1, 0, 1]
+    set_flags[(1,)](bases, 5, 2, 1)
+    assert [int(memory.sum()) for memory in memories] == [1, 0, 2]
+
+
+def test_kernels_clear_the_flags_for_which_they_wait_and_wait_for_none_once_stopped():
+    words, stop = torch.tensor([0, 0, 0, 1, 0, 1, 1], dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    await_flags[(3,)](words, stop, 3, 4)
+    assert words.tolist() == [0, 0, 0, 0, 0, 0, 1]
+    await_flags[(1,)](words, stop, 6, -1)
+    assert not words.any()
+    stop[0] = 1
+    await_flags[(3,)](words, stop, 3, 4)

@@ -1,0 +1,97 @@
+"""``peer_memory.Memory`` of GPUs: CUDA IPC, copy engines, and kernels of one warp that set flags and wait for them."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from cuda.bindings import runtime
+from torch import Tensor
+
+from .flags_triton import await_flags, set_flags
+
+
+class CudaMemory:
+    """Memory of this process's GPU; also of the others' once ``map`` was called. Raises RuntimeError for what CUDA refuses."""
+
+    def __init__(self, device: torch.device, size: int, rank: int, count: int):
+        for peer in range(count):
+            if peer != rank and not torch.cuda.can_device_access_peer(device, peer):
+                raise RuntimeError(f'GPU {rank} cannot reach the memory of GPU {peer}')
+        self._device, self._rank, self._count = device, rank, count
+        self._address, self._mapped = _done(runtime.cudaMalloc(size)), [0] * count
+        self.own = torch.as_tensor(_Bytes(self._address, size), device=device).zero_()
+        self._words, self._stop = self.own.view(torch.int32), torch.zeros(1, dtype=torch.int32, pin_memory=True)
+        self._second = torch.cuda.Stream(device, priority=-1)
+        self._within: Any = None  # the second stream's context, while it is the current one
+        torch.cuda.synchronize(device)
+
+    @property
+    def handle(self) -> bytes:
+        """What other processes map this memory by."""
+        return bytes(_done(runtime.cudaIpcGetMemHandle(self._address)).reserved)
+
+    def map(self, handles: Sequence[bytes]) -> None:
+        """Map the memory of the other processes; ``handles`` of all, by rank."""
+        for peer, data in enumerate(handles):
+            if peer != self._rank:
+                handle = runtime.cudaIpcMemHandle_t()
+                handle.reserved = data
+                self._mapped[peer] = _done(runtime.cudaIpcOpenMemHandle(handle, runtime.cudaIpcMemLazyEnablePeerAccess))
+        self._bases = torch.tensor(self._mapped, device=self._device)
+
+    def mark(self, kind: int, peer: int | None = None) -> None:
+        flag = kind * self._count + self._rank
+        if peer is None:
+            set_flags[(self._count,)](self._bases, flag, 0, self._rank, num_warps=1)
+        else:
+            set_flags[(1,)](self._bases, flag, peer, self._rank, num_warps=1)
+
+    def await_flag(self, kind: int, peer: int | None = None) -> None:
+        first = kind * self._count
+        if peer is None:
+            await_flags[(self._count,)](self._words, self._stop, first, first + self._rank, num_warps=1)
+        else:
+            await_flags[(1,)](self._words, self._stop, first + peer, -1, num_warps=1)
+
+    def write(self, peer: int, offset: int, data: Tensor, pitch: int) -> None:
+        to, kind = self._mapped[peer] + offset, runtime.cudaMemcpyKind.cudaMemcpyDeviceToDevice
+        stream, (rows, size) = torch.cuda.current_stream(self._device).cuda_stream, data.shape
+        if rows == 1:
+            _done(runtime.cudaMemcpyAsync(to, data.data_ptr(), size, kind, stream))
+        else:
+            _done(runtime.cudaMemcpy2DAsync(to, pitch, data.data_ptr(), size, size, rows, kind, stream))
+
+    def fork(self) -> None:
+        self._second.wait_stream(torch.cuda.current_stream(self._device))
+        self._within = torch.cuda.stream(self._second)
+        self._within.__enter__()
+
+    def back(self) -> None:
+        self._within.__exit__(None, None, None)
+
+    def join(self) -> None:
+        torch.cuda.current_stream(self._device).wait_stream(self._second)
+
+    def abandon(self) -> None:
+        self._stop.fill_(1)
+
+    def close(self) -> None:
+        for address in filter(None, self._mapped):
+            runtime.cudaIpcCloseMemHandle(address)  # of a process that may be dead
+        runtime.cudaFree(self._address)
+
+
+class _Bytes:
+    """Memory on a GPU that PyTorch did not allocate, for ``torch.as_tensor``."""
+
+    def __init__(self, address: int, size: int):
+        self.__cuda_array_interface__ = {'data': (address, False), 'shape': (size,), 'typestr': '|u1', 'version': 3}
+
+
+def _done(result: tuple) -> Any:
+    """Return the value of a call of CUDA."""
+    error, *values = result
+    if error != runtime.cudaError_t.cudaSuccess:
+        raise RuntimeError(f'CUDA: {error.name}')
+    return values[0] if values else None

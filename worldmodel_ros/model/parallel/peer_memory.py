@@ -1,0 +1,141 @@
+"""Messages that the GPUs of one machine write into each other's memory by their copy engines, without NCCL.
+
+Each process has a block of its GPU's memory that all others map (CUDA IPC): flags, and room for one part of a message from each
+process. A part goes in four steps, all queued on streams, so that CUDA graphs can hold them:
+
+1. The receiver marks its room as free, by a flag in the sender's memory, when all before in its stream is through.
+2. The sender waits for that flag, on a stream of its own, and copies. A copy engine does this while the multiprocessors work.
+3. The sender marks the part as sent, by a flag in the receiver's memory.
+4. The receiver waits for that flag.
+
+NCCL's kernels take multiprocessors from the products behind which messages should hide, and between two H200 they reach half of
+the speed of such copies (benchmarks/results/exchange_h200x2.json). A kernel of one warp waits for a flag, and also reads a word
+in the host's memory: ``abandon`` sets it, and everything that waits for a dead process goes on.
+"""
+from __future__ import annotations
+
+import logging
+import os
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+# Bytes for a message; those that do not fit are left to NCCL. What is exchanged stays while sums and the like are formed.
+EXCHANGED, GATHERED = 192 << 20, 48 << 20
+FLAGS = 4096  # bytes before the room
+ALIGNMENT = 16  # bytes; parts begin at multiples, so that they can be viewed as numbers of any type
+FREE, SENT = 0, 1  # kinds of flags; a process has one of each kind for each process
+SWITCH = 'WORLDMODEL_PEER_MEMORY'  # environment variable; 0: leave all messages to NCCL
+
+_log = logging.getLogger(__name__)
+
+
+class Memory(Protocol):
+    """Memory that processes map into each other. ``own`` uint8 (n,) is this process's."""
+
+    own: Tensor
+
+    def mark(self, kind: int, peer: int | None = None) -> None:
+        """Queue: set this process's flag of this kind in the memory of another, or of all others, when all that was queued
+        before is through."""
+
+    def await_flag(self, kind: int, peer: int | None = None) -> None:
+        """Queue: wait until another process, or all others, have set their flags in own memory, and clear them; go on in any
+        case once abandoned."""
+
+    def write(self, peer: int, offset: int, data: Tensor, pitch: int) -> None:
+        """Queue: copy uint8 (rows, n) into another process's memory, a row to every ``pitch`` bytes."""
+
+    def fork(self) -> None:
+        """Queue what follows on a second stream, behind what the first one holds now."""
+
+    def back(self) -> None:
+        """Queue what follows on the first stream again, which does not wait for the second."""
+
+    def join(self) -> None:
+        """Queue: wait for the second stream."""
+
+    def abandon(self) -> None:
+        """Let everything that waits go on, now and later; from any thread."""
+
+    def close(self) -> None:
+        """Give the memory back; nothing that is queued may use it any more."""
+
+
+class PeerMemory:
+    """Exchanges between ``count`` processes, of which this is number ``rank``: all begin the same exchanges in the same order.
+    There are two rooms; the rows of an exchange are valid until the next one in the same room begins.
+
+    ``exchanged``: bytes of the first room; the second has the rest of the memory."""
+
+    def __init__(self, memory: Memory, rank: int, count: int, exchanged: int = EXCHANGED):
+        self._memory, self._rank, self._count = memory, rank, count
+        self._rooms = (FLAGS, FLAGS + exchanged, len(memory.own))
+        self.abandon, self.close = memory.abandon, memory.close
+
+    def exchange(self, size: int, room: int = 0, joined: int = 1) -> PeerExchange | None:
+        """Begin an exchange of parts of ``size`` bytes; None if they do not fit, in all processes alike. ``joined``: the number
+        of rows of each part, which come to lie next to those of the other processes."""
+        begin, end = self._rooms[room:room + 2]
+        if size % (ALIGNMENT * joined) or not 0 < size * self._count <= end - begin:
+            return None
+        self._memory.mark(FREE)
+        whole = self._memory.own[begin:begin + self._count * size].view(joined, self._count, -1)
+        return PeerExchange(self._memory, self._rank, begin, whole)
+
+
+class PeerExchange:
+    """See ``link.Exchange``."""
+
+    def __init__(self, memory: Memory, rank: int, begin: int, whole: Tensor):
+        self._memory, self._at, self.whole = memory, begin + rank * whole.shape[2], whole
+
+    @property
+    def rows(self) -> Tensor:
+        return self.whole.flatten(0, 1)  # of parts of one row
+
+    def swap(self, sent: Tensor, to: int, source: int) -> None:
+        memory = self._memory
+        memory.fork()
+        try:
+            memory.await_flag(FREE, to)
+            memory.write(to, self._at, sent.view(len(self.whole), -1), self.whole.shape[1] * self.whole.shape[2])
+            memory.mark(SENT, to)
+        finally:
+            memory.back()
+
+    def wait(self) -> None:
+        self._memory.await_flag(SENT)
+        self._memory.join()
+
+
+def open_peer_memory(device: torch.device, rank: int, count: int) -> PeerMemory | None:
+    """Return this process's part in the memory of all processes of the default group, which all call this; None in all of
+    them if one GPU cannot reach another's memory, cuda-bindings is not installed, or $WORLDMODEL_PEER_MEMORY is 0."""
+    memory, reason = None, f'${SWITCH} is 0' if os.environ.get(SWITCH) == '0' else ''
+    try:
+        if not reason:
+            from .cuda_memory import CudaMemory
+            memory = CudaMemory(device, FLAGS + EXCHANGED + GATHERED, rank, count)
+    except (ImportError, RuntimeError) as error:
+        reason = f'{type(error).__name__}: {error}'
+    handles = _of_all(memory and memory.handle, count)
+    if None not in handles:
+        try:
+            memory.map(handles)
+        except RuntimeError as error:
+            reason = str(error)
+    if all(_of_all(None not in handles and not reason, count)):
+        return PeerMemory(memory, rank, count)
+    _log.info('the GPUs exchange messages by NCCL, not by their copy engines: %s', reason or 'another process cannot')
+    if memory is not None:
+        memory.close()
+    return None
+
+
+def _of_all(value: object, count: int) -> list:
+    found = [None] * count
+    dist.all_gather_object(found, value)
+    return found
