@@ -5,8 +5,8 @@
 
 * robot: ``robot_3b`` and ``robot_3b_4k`` on all of them, each with nothing compiled; on one, both at once, with ``robot_3b``
   on two others if there are four (``tick_*.json``).
-* worlds: LingBot-World-Fast 14B in FP8 and bf16 (``wan_parallel.py``), with more than two GPUs as a CUDA graph alone.
-* pairs: with four GPUs, the same on two of them, both at once; then ``robot_3b_4k`` on two.
+* worlds: LingBot-World-Fast 14B in FP8 and bf16 (``wan_parallel.py``), passes as a CUDA graph.
+* pairs: with four GPUs, the same on two each, both at once; then ``robot_3b`` and ``robot_3b_4k`` on two each.
 * ros: ``robot_3b`` over ROS, two steps, camera message in to command out (``ros_tick.py``).
 * loss: a rank is killed while a robot drives (``rank_loss.py``), and the model's answers on several (``parallel.py``).
 * cold: ``robot_3b`` is started twice more with nothing compiled.
@@ -64,7 +64,7 @@ def worlds(dtype: str, gpus: int, limit: float, options: argparse.Namespace, see
     name = f'wan_{dtype}_{gpus}'
     return Program(name, limit + 5.0, *script(
         'wan_parallel.py', '--gpus', str(gpus), '--dtypes', dtype, '--large-chunks', str(options.large_chunks),
-        '--seconds', f'{limit - 5.0:.0f}', '--folder', str(options.folder / name), *(['--graph'] if gpus > 2 else []),
+        '--seconds', f'{limit - 5.0:.0f}', '--folder', str(options.folder / name), '--graph',
         *(['--tiny'] if options.tiny else [])), environment=ENVIRONMENT, gpus=seen)
 
 
@@ -116,7 +116,7 @@ def main() -> int:
         elif part == 'pairs':
             limit = min(190.0, programs.left())
             programs.run(*(worlds(dtype, 2, limit, options, seen) for dtype, seen in (('fp8', (0, 1)), ('bf16', (2, 3)))))
-            programs.run(ticks('robot_3b_4k', 2, folder, seen=(0, 1)))
+            programs.run(*(ticks(preset, 2, folder, seen=seen) for preset, seen in zip(TICK_S, ((0, 1), (2, 3)))))
         elif part == 'ros':
             programs.run(Program('ros', 140.0, *script(
                 'ros_tick.py', '--preset', 'robot_3b', '--backend', 'torch-fp8', '--gpus', str(gpus), '--rate', str(ROS_RATE),

@@ -7,12 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from worldmodel_ros.model.parallel import peer_memory
 from worldmodel_ros.model.parallel.flags_triton import await_flags, set_flags
 from worldmodel_ros.model.parallel.group import SequenceParallel
 from worldmodel_ros.model.parallel.link import Link
 from worldmodel_ros.model.parallel.peer_memory import FLAGS, PeerMemory
 
-COUNT, EXCHANGED, GATHERED = 3, 12288, 24576
+COUNT, ROOM = 3, 12288
 
 
 class Shared:
@@ -20,7 +21,7 @@ class Shared:
 
     def __init__(self, rank, every):
         self.rank, self.every, self.stopped = rank, every, threading.Event()
-        self.own = torch.zeros(FLAGS + EXCHANGED + GATHERED, dtype=torch.uint8)
+        self.own = torch.zeros(FLAGS + ROOM, dtype=torch.uint8)
         self.forked = self.joined = 0
         every[rank] = self
 
@@ -46,7 +47,7 @@ class Shared:
             self.every[peer].own[offset:offset + len(row)] = row
             offset += pitch
 
-    def fork(self):
+    def fork(self, peer):
         self.forked += 1
 
     def back(self):
@@ -62,9 +63,14 @@ class Shared:
         pass
 
 
+@pytest.fixture(autouse=True)
+def small_parts_too(monkeypatch):
+    monkeypatch.setattr(peer_memory, 'LEAST', 16)
+
+
 def links():
     every = {}
-    return [Link(torch.device('cpu'), rank, COUNT, _peers=PeerMemory(Shared(rank, every), rank, COUNT, EXCHANGED))
+    return [Link(torch.device('cpu'), rank, COUNT, _peers=PeerMemory(Shared(rank, every), rank, COUNT))
             for rank in range(COUNT)]
 
 
@@ -79,25 +85,26 @@ def value(rank, message, size):
 
 
 def test_every_message_arrives_and_none_is_overwritten_before_it_was_read():
-    sizes = [4, 16, 64, 256, 1024]
+    sizes = [16, 64, 256, 1024]
 
     def work(link):
         steps, order = random.Random(link.rank), random.Random(7)
         for message in range(60):
             size = order.choice(sizes)
             time.sleep(steps.random() * 2e-3)
-            kind = message % 3
-            if kind == 0:
-                rows = torch.stack([value(link.rank, message, size) + 0.1 * to for to in range(COUNT)])
-                found = link.all_to_all(rows.view(torch.uint8))[0].view(torch.float32)
-                time.sleep(steps.random() * 2e-3)  # the others are ahead meanwhile
-                wanted = torch.stack([value(rank, message, size) + 0.1 * link.rank for rank in range(COUNT)])
-            elif kind == 1:
-                found = link.all_gather(value(link.rank, message, size))
-                wanted = torch.stack([value(rank, message, size) for rank in range(COUNT)])
+            parts = torch.stack([value(link.rank, message, size) + 0.1 * to for to in range(COUNT)])
+            wanted = torch.stack([value(rank, message, size) + 0.1 * link.rank for rank in range(COUNT)])
+            if message % 2:  # the rows of all parts are joined
+                found = link.all_to_all(parts.view(torch.uint8), 4).view(torch.float32)
+                wanted = wanted.view(COUNT, 4, -1).transpose(0, 1)
             else:
-                found = link.sum(value(link.rank, message, size))
-                wanted = sum(value(rank, message, size) for rank in range(COUNT))
+                exchange = link.exchange(4 * size)
+                for to, source in link.turns():
+                    exchange.swap(parts[to].view(torch.uint8), to, source)
+                exchange.rows[link.rank] = parts[link.rank].view(torch.uint8)
+                exchange.wait()
+                found = exchange.rows.view(torch.float32)
+            time.sleep(steps.random() * 2e-3)  # the others may be ahead
             assert torch.equal(found, wanted), message
         return link._peers._memory.forked
     assert together(work) == [0] * COUNT
@@ -117,39 +124,20 @@ def test_tokens_of_all_heads_become_heads_of_all_tokens_and_come_back(rounded):
         assert float((back - x[rank]).norm() / x[rank].norm()) < (0.06 if rounded else 1e-7)
 
 
-def test_what_is_gathered_and_summed_stays_when_the_next_message_comes():
-    def work(link):
-        whole, total = link.all_gather(value(link.rank, 0, 4)), link.sum(value(link.rank, 0, 4))
-        link.all_gather(value(link.rank, 5, 4))
-        return whole, total
-    for whole, total in together(work):
-        assert whole[:, 0].tolist() == [0.0, 1.0, 2.0]
-        assert total.tolist() == [3.0] * 4
-
-
-def test_what_is_exchanged_stays_while_sums_are_formed():
-    def work(link):
-        found = link.all_to_all(value(link.rank, 0, 4 * COUNT).view(COUNT, -1).view(torch.uint8))[0].view(torch.float32)
-        link.sum(value(link.rank, 7, 16))
-        link.all_gather(value(link.rank, 8, 16))
-        return found[:, 0].tolist()
-    assert together(work) == [[0.0, 1.0, 2.0]] * COUNT
-
-
 def test_only_parts_that_fit_and_are_aligned_are_exchanged_here():
-    for size, room, fits in ((0, 0, False), (24, 0, False), (EXCHANGED // COUNT, 0, True), (EXCHANGED // COUNT + 16, 0, False),
-                             (EXCHANGED // COUNT + 16, 1, True), (GATHERED // COUNT + 16, 1, False)):
-        assert (links()[0]._peers.exchange(size, room) is not None) == fits
+    for size, joined, fits in ((8, 1, False), (24, 1, False), (ROOM // COUNT, 1, True), (ROOM // COUNT + 16, 1, False),
+                               (32, 2, True), (16, 2, False)):
+        assert (links()[0]._peers.exchange(size, joined) is not None) == fits
 
 
 def test_a_process_that_waits_for_a_dead_one_goes_on_when_messages_are_given_up():
     alive = links()[0]
     with ThreadPoolExecutor(1) as pool:
-        waits = pool.submit(alive.all_gather, value(0, 0, 4))
+        waits = pool.submit(alive.all_to_all, torch.zeros(COUNT, 16, dtype=torch.uint8))
         time.sleep(0.1)
         assert not waits.done()
         alive._peers.abandon()
-        assert waits.result(timeout=10.0).shape == (COUNT, 4)
+        assert waits.result(timeout=10.0).shape == (1, COUNT, 16)
 
 
 def test_kernels_set_the_flags_of_all_others_or_of_one():

@@ -162,9 +162,9 @@ class OpenWorld:
         if isinstance(self._network, Experts):
             return ExpertSampler(self._network, schedule)
         sampler = Sampler(self._network, schedule)
-        # With the 14B, graphs gain nothing on two GPUs, and save more than half of the time on four (docs/open_models.md).
+        # A host starts messages and kernels more slowly than several GPUs run them (docs/open_models.md).
         share = self._share
-        hosted = share.group.count > 2 and share.kind != 'tensor' if share else self._network.config.width <= _HOST_BOUND
+        hosted = share.kind != 'tensor' if share else self._network.config.width <= _HOST_BOUND
         return GraphedSampler(sampler) if hosted and self.device.type == 'cuda' else sampler
 
     @classmethod

@@ -22,8 +22,8 @@ class CudaMemory:
         self._address, self._mapped = _done(runtime.cudaMalloc(size)), [0] * count
         self.own = torch.as_tensor(_Bytes(self._address, size), device=device).zero_()
         self._words, self._stop = self.own.view(torch.int32), torch.zeros(1, dtype=torch.int32, pin_memory=True)
-        self._second = torch.cuda.Stream(device, priority=-1)
-        self._within: Any = None  # the second stream's context, while it is the current one
+        self._streams = {peer: torch.cuda.Stream(device, priority=-1) for peer in range(count) if peer != rank}
+        self._within: Any = None  # the context of one of them, while it is the current one
         torch.cuda.synchronize(device)
 
     @property
@@ -62,16 +62,18 @@ class CudaMemory:
         else:
             _done(runtime.cudaMemcpy2DAsync(to, pitch, data.data_ptr(), size, size, rows, kind, stream))
 
-    def fork(self) -> None:
-        self._second.wait_stream(torch.cuda.current_stream(self._device))
-        self._within = torch.cuda.stream(self._second)
+    def fork(self, peer: int) -> None:
+        stream = self._streams[peer]
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        self._within = torch.cuda.stream(stream)
         self._within.__enter__()
 
     def back(self) -> None:
         self._within.__exit__(None, None, None)
 
     def join(self) -> None:
-        torch.cuda.current_stream(self._device).wait_stream(self._second)
+        for stream in self._streams.values():
+            torch.cuda.current_stream(self._device).wait_stream(stream)
 
     def abandon(self) -> None:
         self._stop.fill_(1)

@@ -1,5 +1,5 @@
-"""Communication between processes: GPUs write into each other's memory where they can (``peer_memory``), and all else goes
-over torch.distributed, by NCCL between GPUs and gloo between CPUs."""
+"""Communication between processes: over torch.distributed, by NCCL between GPUs and gloo between CPUs. Large messages GPUs
+write into each other's memory, where they can (``peer_memory``)."""
 from __future__ import annotations
 
 import os
@@ -22,7 +22,6 @@ _all_gather = getattr(dist, 'all_gather_single', None) or dist.all_gather_into_t
 
 START_UP = timedelta(seconds=120)  # for all to reach the same message, including loading and compiling
 BACKGROUND_BLOCKS = 4  # of an NCCL kernel for background messages, each of which occupies a multiprocessor while it waits
-SUMMED = 1 << 20  # bytes; sums of less are computed by each process from all of them
 
 _peers: PeerMemory | None = None  # of the default group
 
@@ -141,9 +140,6 @@ class Link:
     def all_gather(self, x: Tensor) -> Tensor:
         """Return x (...) of every process, (R, ...)."""
         x = x.contiguous()
-        whole = self._from_all(x)
-        if whole is not None:
-            return whole.clone()
         whole = x.new_empty(self.count, *x.shape)
         # As bytes, since gloo knows few types.
         _all_gather(whole.view(-1).view(torch.uint8), x.view(-1).view(torch.uint8), group=self._messages)
@@ -151,24 +147,9 @@ class Link:
 
     def sum(self, x: Tensor) -> Tensor:
         """Return the sum of x over all processes, bit-identical in each of them."""
-        every = self._from_all(x.contiguous()) if x.nbytes <= SUMMED else None
-        if every is not None:
-            return every.sum(0, dtype=x.dtype)
         x = x.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(x, group=self._messages)
         return x
-
-    def _from_all(self, x: Tensor) -> Tensor | None:
-        """Return x of every process, (R, ...), valid until the next sum or gathering; None if that takes a message."""
-        exchange = self._peers and self._peers.exchange(x.nbytes, room=1)
-        if not exchange:
-            return None
-        sent = x.view(-1).view(torch.uint8)
-        for to, source in self.turns():
-            exchange.swap(sent, to, source)
-        exchange.rows[self.rank] = sent
-        exchange.wait()
-        return exchange.rows.view(-1).view(x.dtype).view(self.count, *x.shape)
 
     def broadcast(self, row: Tensor) -> None:
         """Overwrite ``row`` with that of rank 0."""

@@ -4,7 +4,8 @@ Each process has a block of its GPU's memory that all others map (CUDA IPC): fla
 process. A part goes in four steps, all queued on streams, so that CUDA graphs can hold them:
 
 1. The receiver marks its room as free, by a flag in the sender's memory, when all before in its stream is through.
-2. The sender waits for that flag, on a stream of its own, and copies. A copy engine does this while the multiprocessors work.
+2. The sender waits for that flag, on a stream for messages to this receiver, and copies. A copy engine does this while the
+   multiprocessors work.
 3. The sender marks the part as sent, by a flag in the receiver's memory.
 4. The receiver waits for that flag.
 
@@ -22,8 +23,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-# Bytes for a message; those that do not fit are left to NCCL. What is exchanged stays while sums and the like are formed.
-EXCHANGED, GATHERED = 192 << 20, 48 << 20
+ROOM = 192 << 20  # bytes for the parts of a message; what does not fit is left to NCCL
+LEAST = 1 << 20  # bytes of a part; NCCL has sooner sent what is smaller
 FLAGS = 4096  # bytes before the room
 ALIGNMENT = 16  # bytes; parts begin at multiples, so that they can be viewed as numbers of any type
 FREE, SENT = 0, 1  # kinds of flags; a process has one of each kind for each process
@@ -48,14 +49,14 @@ class Memory(Protocol):
     def write(self, peer: int, offset: int, data: Tensor, pitch: int) -> None:
         """Queue: copy uint8 (rows, n) into another process's memory, a row to every ``pitch`` bytes."""
 
-    def fork(self) -> None:
-        """Queue what follows on a second stream, behind what the first one holds now."""
+    def fork(self, peer: int) -> None:
+        """Queue what follows on a stream for messages to one process, behind what the caller's stream holds now."""
 
     def back(self) -> None:
-        """Queue what follows on the first stream again, which does not wait for the second."""
+        """Queue what follows on the caller's stream again, which does not wait for the other."""
 
     def join(self) -> None:
-        """Queue: wait for the second stream."""
+        """Queue: wait for the streams of messages to all processes."""
 
     def abandon(self) -> None:
         """Let everything that waits go on, now and later; from any thread."""
@@ -66,31 +67,27 @@ class Memory(Protocol):
 
 class PeerMemory:
     """Exchanges between ``count`` processes, of which this is number ``rank``: all begin the same exchanges in the same order.
-    There are two rooms; the rows of an exchange are valid until the next one in the same room begins.
+    What was received is valid until the next one begins."""
 
-    ``exchanged``: bytes of the first room; the second has the rest of the memory."""
-
-    def __init__(self, memory: Memory, rank: int, count: int, exchanged: int = EXCHANGED):
+    def __init__(self, memory: Memory, rank: int, count: int):
         self._memory, self._rank, self._count = memory, rank, count
-        self._rooms = (FLAGS, FLAGS + exchanged, len(memory.own))
         self.abandon, self.close = memory.abandon, memory.close
 
-    def exchange(self, size: int, room: int = 0, joined: int = 1) -> PeerExchange | None:
-        """Begin an exchange of parts of ``size`` bytes; None if they do not fit, in all processes alike. ``joined``: the number
-        of rows of each part, which come to lie next to those of the other processes."""
-        begin, end = self._rooms[room:room + 2]
-        if size % (ALIGNMENT * joined) or not 0 < size * self._count <= end - begin:
+    def exchange(self, size: int, joined: int = 1) -> PeerExchange | None:
+        """Begin an exchange of parts of ``size`` bytes; None for a size that is left to NCCL, in all processes alike.
+        ``joined``: the number of rows of each part, which come to lie next to those of the other processes."""
+        if size < LEAST or size % (ALIGNMENT * joined) or size * self._count > len(self._memory.own) - FLAGS:
             return None
         self._memory.mark(FREE)
-        whole = self._memory.own[begin:begin + self._count * size].view(joined, self._count, -1)
-        return PeerExchange(self._memory, self._rank, begin, whole)
+        return PeerExchange(self._memory, self._rank, self._memory.own[FLAGS:FLAGS + self._count * size].view(
+            joined, self._count, -1))
 
 
 class PeerExchange:
     """See ``link.Exchange``."""
 
-    def __init__(self, memory: Memory, rank: int, begin: int, whole: Tensor):
-        self._memory, self._at, self.whole = memory, begin + rank * whole.shape[2], whole
+    def __init__(self, memory: Memory, rank: int, whole: Tensor):
+        self._memory, self._at, self.whole = memory, FLAGS + rank * whole.shape[2], whole
 
     @property
     def rows(self) -> Tensor:
@@ -98,7 +95,7 @@ class PeerExchange:
 
     def swap(self, sent: Tensor, to: int, source: int) -> None:
         memory = self._memory
-        memory.fork()
+        memory.fork(to)
         try:
             memory.await_flag(FREE, to)
             memory.write(to, self._at, sent.view(len(self.whole), -1), self.whole.shape[1] * self.whole.shape[2])
@@ -118,7 +115,7 @@ def open_peer_memory(device: torch.device, rank: int, count: int) -> PeerMemory 
     try:
         if not reason:
             from .cuda_memory import CudaMemory
-            memory = CudaMemory(device, FLAGS + EXCHANGED + GATHERED, rank, count)
+            memory = CudaMemory(device, FLAGS + ROOM, rank, count)
     except (ImportError, RuntimeError) as error:
         reason = f'{type(error).__name__}: {error}'
     handles = _of_all(memory and memory.handle, count)
