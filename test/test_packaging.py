@@ -27,6 +27,7 @@ PACKAGE = parse_package(str(ROOT / 'package.xml'))
 THIRD_PARTY = {
     'av': ('av', None),
     'PIL': ('pillow', 'python3-pil'),
+    'cuda': ('cuda-bindings', None),
     'cv2': ('opencv-python-headless', 'python3-opencv'),
     'diffusers': ('diffusers', None),
     'lz4': ('lz4', None),
@@ -56,10 +57,10 @@ THIRD_PARTY = {
 }
 # Part of a ROS 2 distribution, but not on PyPI: what uses them must also work without them.
 DISTRIBUTION_ONLY = {'cv_bridge', 'launch', 'launch_ros', 'ros2launch', 'tf2_msgs'}
-# What only some use is in an extra: Triton for CUDA GPUs, where torch brings it, what shows a training's progress, the network
-# gateway, object stores and Ray for fleets, and VAE and text encoder of open world models.
-EXTRAS = {'triton': 'gpu', 'tensorboard': 'train', 'tqdm': 'train', 'websockets': 'net', 'msgspec': 'net', 'av': 'net',
-          'obstore': 'store', 'ray': 'ray', 'rerun': 'view', 'diffusers': 'wan', 'transformers': 'wan'}
+# What only some use is in an extra: Triton, which torch brings for CUDA GPUs, and CUDA's own functions, what shows a training's
+# progress, the network gateway, object stores and Ray for fleets, and VAE and text encoder of open world models.
+EXTRAS = {'triton': 'gpu', 'cuda': 'gpu', 'tensorboard': 'train', 'tqdm': 'train', 'websockets': 'net', 'msgspec': 'net',
+          'av': 'net', 'obstore': 'store', 'ray': 'ray', 'rerun': 'view', 'diffusers': 'wan', 'transformers': 'wan'}
 
 
 def requirements(lines):

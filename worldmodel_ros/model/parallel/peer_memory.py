@@ -9,9 +9,9 @@ process. A part goes in four steps, all queued on streams, so that CUDA graphs c
 3. The sender marks the part as sent, by a flag in the receiver's memory.
 4. The receiver waits for that flag.
 
-NCCL's kernels take multiprocessors from the products behind which messages should hide, and between two H200 they reach half of
-the speed of such copies (benchmarks/results/exchange_h200x2.json). A kernel of one warp waits for a flag, and also reads a word
-in the host's memory: ``abandon`` sets it, and everything that waits for a dead process goes on.
+NCCL is as fast by itself (benchmarks/results/exchange_h200x2_peers.json), but its kernels take multiprocessors from the
+products behind which messages should hide. A kernel of one warp waits for a flag, and also reads a word in the host's memory:
+``abandon`` sets it, and everything that waits for a dead process goes on.
 """
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 ROOM = 192 << 20  # bytes for the parts of a message; what does not fit is left to NCCL
-LEAST = 1 << 20  # bytes of a part; NCCL has sooner sent what is smaller
+LEAST = 2 << 20  # bytes of a part; NCCL has sooner sent what is smaller
 FLAGS = 4096  # bytes before the room
 ALIGNMENT = 16  # bytes; parts begin at multiples, so that they can be viewed as numbers of any type
 FREE, SENT = 0, 1  # kinds of flags; a process has one of each kind for each process
