@@ -6,6 +6,8 @@ On a GPU: kernels, layers in FP8, sessions on pages and queued ticks give the nu
 The cases and their limits are those of the benchmarks, which also print how long each takes.
 """
 import importlib
+import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -55,6 +57,15 @@ def test_sessions_on_pages_give_what_the_definitions_give(program, full_float32)
 def test_queued_captured_and_compiled_ticks_give_what_plain_calls_give(program, preset):
     rows = list(program('tick_agreement').rows([preset], repeats=5))
     assert len(rows) == 4 and not [row for row in rows if not row['agrees']]
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason='needs two GPUs')
+def test_messages_by_the_copy_engines_have_the_bits_of_nccls(tmp_path):
+    subprocess.run([sys.executable, str(BENCHMARKS / 'exchange.py'), '--processes', '2', '--replays', '5', '--json',
+                    str(tmp_path / 'rows.json')], check=True, timeout=120.0)
+    rows = json.loads((tmp_path / 'rows.json').read_text())['rows']
+    assert {row['way'] for row in rows} >= {'nccl', 'peers', 'peers-fp8'}
+    assert not [row for row in rows if 'error' in row]
 
 
 def test_triton_compiles_here():
