@@ -183,6 +183,40 @@ def test_a_session_that_is_damaged_while_it_is_away_begins_again_and_its_robot_i
     one.tick()
 
 
+def unreachable(keys):
+    raise StoreError('the store does not answer')
+
+
+def test_a_session_goes_on_when_its_store_was_away_for_a_moment(keeper, served, monkeypatch, caplog):
+    robots = [Robot(keeper, served, number) for number in range(PLACES + 1)]
+    for robot in robots * 2:
+        robot.tick()
+    one = one_that_is_away(robots)
+    seen = one.kept.stored_frames
+    with monkeypatch.context() as patched:
+        patched.setattr(keeper.store, 'get', unreachable)
+        for _ in range(2):
+            assert one.reply(one.send()).tier is Tier.NONE
+    assert one.place is Place.AWAY
+    end = time.monotonic() + 30.0
+    while one.reply(one.send()).tier is Tier.NONE and time.monotonic() < end:
+        time.sleep(0.05)
+    assert served[0].frames_seen(one.kept.number) > seen == 2
+    assert 'cannot be read now: the store does not answer' in caplog.text and 'begins again' not in caplog.text
+
+
+def test_a_session_begins_again_when_its_store_is_away_for_long(keeper, served, monkeypatch, caplog):
+    monkeypatch.setattr('worldmodel_ros.serving.fleet.keeper._UNREACHABLE_S', 0.0)
+    robots = [Robot(keeper, served, number) for number in range(PLACES + 1)]
+    for robot in robots * 2:
+        robot.tick()
+    one = one_that_is_away(robots)
+    monkeypatch.setattr(keeper.store, 'get', unreachable)
+    assert one.reply(one.send()).tier is not Tier.NONE
+    assert served[0].frames_seen(one.kept.number) == 1
+    assert f'{one.name} begins again: the store does not answer' in caplog.text
+
+
 def test_questions_and_checkpoints_of_a_session_that_is_away(keeper, served):
     robots = [Robot(keeper, served, number) for number in range(PLACES + 1)]
     for robot in robots * 2:

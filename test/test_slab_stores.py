@@ -121,6 +121,19 @@ def test_a_key_that_is_none_is_refused_before_anything_is_done(key, store, tmp_p
     assert sorted(tmp_path.rglob('*')) == before
 
 
+def test_blobs_of_a_folder_that_is_not_there_now_are_not_taken_for_lost(tmp_path):
+    store = FileStore(tmp_path / 'store')
+    store.put([('a/1', [b'x'])]).result()
+    (tmp_path / 'store').rename(tmp_path / 'elsewhere')  # as where a disk is not mounted
+    (tmp_path / 'store').mkdir()
+    with pytest.raises(StoreError, match='is not there, or is another one') as caught:
+        store.get(['a/1']).result()
+    assert not isinstance(caught.value, NotStored)
+    (tmp_path / 'store').rmdir()
+    (tmp_path / 'elsewhere').rename(tmp_path / 'store')
+    assert bytes(store.get(['a/1']).result()[0]) == b'x'
+
+
 def test_files_are_this_users_alone_and_links_are_not_followed(tmp_path):
     store, outside = FileStore(tmp_path / 'store'), tmp_path / 'secret'
     outside.write_bytes(b'secret')

@@ -124,6 +124,8 @@ class FileStore:
                     at += count
                 return view
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            if not self._parts.is_dir():
+                raise StoreError(f'the store {self.path} is not there, or is another one') from None
             raise NotStored(f'{key} is not there') from None
         except OSError as error:
             raise StoreError(f'{key} cannot be read: {error}') from error

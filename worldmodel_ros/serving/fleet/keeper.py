@@ -15,6 +15,7 @@ from typing import Any
 
 from worldmodel_ros import realtime
 from worldmodel_ros.cache.pool import OutOfPages
+from worldmodel_ros.cache.stores.blob import Corrupt
 from worldmodel_ros.cache.stores.measured import MeasuredStore
 from worldmodel_ros.cache.stores.protocol import NotStored, SlabStore, StoreError
 from worldmodel_ros.control.worker import uncancellable_future
@@ -33,6 +34,7 @@ from .residency import Residency
 _log = logging.getLogger(__name__)
 _THREADS = 4
 _STRIPES = 64  # locks that all names share
+_UNREACHABLE_S = 60.0  # s after which a session begins again if the store cannot be read; its robot has its own model meanwhile
 _HELD_SWITCH = 0.0001  # s for which the engine's thread keeps the GIL while a robot waits for its session to move
 _AT_ONCE = 2   # slabs on a device filled together with the adoption: a turn of their own would wait for another batch
 _OF_THE_KEEPER = ('at', 'newest', 'note')  # keys of a manifest's ``about``; the rest are Continuity's
@@ -84,6 +86,7 @@ class Kept:
     manifest: Manifest | None = None  # the last one,
     stored_frames: int = -1           # and the frames that the session had seen by then
     away: bool = False                # the session has no pages; under the lock
+    unread_since: float = math.inf    # steady time since which the store does not answer
     moving: bool = False              # its move stores it
     parts: dict[str, float] = field(default_factory=dict)  # s of its last checkpoint
 
@@ -523,7 +526,14 @@ class _Pages:
             stored.read(kept.manifest)
             service.come_back(kept.number, stored, keeper.settings.patience)
             kept.log.came_back(kept.manifest, stored.uses)
+            kept.unread_since = math.inf
         except (StoreError, SessionFileError) as error:
+            if isinstance(error, StoreError) and not isinstance(error, (Corrupt, NotStored)):
+                now = time.monotonic()
+                kept.unread_since = min(kept.unread_since, now)
+                if now < kept.unread_since + _UNREACHABLE_S:
+                    raise  # nothing is lost yet: the store may be away for a moment
+            kept.unread_since = math.inf
             _log.error('session %s begins again: %s', kept.name, error)
             service.reset(kept.number)
         finally:

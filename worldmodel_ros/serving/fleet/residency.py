@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from worldmodel_ros.cache.stores.protocol import StoreError
 from worldmodel_ros.serving.service.messages import ServiceFull, Tick
 
 _log = logging.getLogger(__name__)
@@ -29,7 +30,7 @@ _LEAD = 1.5        # times the high quantile of that time,
 _MARGIN = 0.02     # plus s, ahead of a tick
 _FLYING = 1.0      # s after which an unanswered tick is not waited for
 _AGAIN = 0.02      # s until a session that was busy may be asked again to leave
-_FAILED = 1.0      # s until one that could not be stored may be: copying and hashing it takes time from the ticks
+_FAILED = 1.0      # s until one that could not be stored, or read, may be: that takes time from the ticks
 _QUANTILE = 0.99
 
 
@@ -49,7 +50,7 @@ class Transfers(Protocol):
         """Store a session and free its pages; return False if it is busy, and still has them."""
 
     def come(self, session: Any) -> None:
-        """Give a session pages with their former contents. One that cannot be read begins again."""
+        """Give a session pages with their former contents. One that is lost begins again; raises if it may still be there."""
 
 
 @dataclass(eq=False)
@@ -60,7 +61,7 @@ class _Record:
     intervals: deque[float] = field(default_factory=lambda: deque(maxlen=_INTERVALS))
     flying: float = -math.inf  # when a tick that is not answered yet was handed over
     begun: float = 0.0         # when its transfer was begun
-    not_before: float = 0.0    # when it may be asked to leave
+    not_before: float = 0.0    # when it may be asked to leave, or be fetched
     wanted: bool = False       # a caller or its next tick needs it
     pinned: int = 0            # it must not leave
     held: Tick | None = None
@@ -242,6 +243,8 @@ class Residency:
 
     def _expected(self, record: _Record, now: float) -> float:
         """Return when a session that is not here will be, by measured times; now, if there are too few."""
+        if record.place is Place.AWAY:
+            now = max(now, record.not_before)
         if len(self._took) < _FEWEST:
             return now
         takes = float(np.quantile(self._took, _QUANTILE))
@@ -266,8 +269,11 @@ class Residency:
         for due, record in sorted(away, key=lambda each: each[0]):
             begin = due - lead
             if begin > now:
-                soonest = begin
+                soonest = min(soonest, begin)
                 break
+            if record.not_before > now:
+                soonest = min(soonest, record.not_before)
+                continue
             if self._free <= self._wanting:
                 short.append(due)
             elif threads > 0:
@@ -309,7 +315,7 @@ class Residency:
             self._counts['left' if left else 'busy'] += 1
             if left:
                 self._left.append(now - record.begun)
-            record.place, record.not_before = (Place.AWAY if left else Place.HERE), now + again
+            record.place, record.not_before = (Place.AWAY, now) if left else (Place.HERE, now + again)
             self._deliver(record)
 
     def _come(self, record: _Record) -> None:
@@ -317,6 +323,8 @@ class Residency:
         try:
             self._transfers.come(record.session)
             came = True
+        except StoreError as error:
+            _log.warning('a session cannot be read now: %s', error)
         except Exception:
             _log.exception('a session could not get pages')
         with self._changed:
@@ -325,8 +333,9 @@ class Residency:
             if came:
                 self._took.append(now - record.begun)
             record.place = Place.HERE if came else Place.AWAY
-            if not came:  # its next tick tries again
-                held, record.held, record.wanted = record.held, None, False
+            if not came:  # a later tick tries again
+                record.not_before = now + _FAILED
+                held, record.held, record.wanted = record.held, None, bool(record.pinned)
                 if held is not None:
                     self._refuse(record.session, held, math.inf)
             self._deliver(record)
