@@ -1,17 +1,21 @@
 """Exchanges by memory that processes map into each other; here threads, whose memory is that of one process."""
 import random
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from worldmodel_ros.model.parallel import peer_memory
 from worldmodel_ros.model.parallel.flags_triton import await_flags, set_flags
 from worldmodel_ros.model.parallel.group import SequenceParallel
 from worldmodel_ros.model.parallel.link import Link
-from worldmodel_ros.model.parallel.peer_memory import FLAGS, PeerMemory
+from worldmodel_ros.model.parallel.peer_memory import FLAGS, PeerMemory, open_peer_memory
 
 COUNT, ROOM = 3, 12288
 
@@ -138,6 +142,57 @@ def test_a_process_that_waits_for_a_dead_one_goes_on_when_messages_are_given_up(
         assert not waits.done()
         alive._peers.abandon()
         assert waits.result(timeout=10.0).shape == (1, COUNT, 16)
+
+
+def opened(monkeypatch, ranks=range(COUNT), refused=None, unmapped=None):
+    """Open the memory of some processes; return what each found, or its error, and how often each gave its memory back. A GPU
+    refuses to tell the handle of ``refused``, and to map the others' for ``unmapped``."""
+    closed, meeting = [0] * COUNT, dist.HashStore()
+
+    class Memory:
+        def __init__(self, device, size, rank, count):
+            self.rank = rank
+
+        @property
+        def handle(self):
+            if self.rank == refused:
+                raise RuntimeError('CUDA: cudaErrorNotSupported')
+            return bytes([0, self.rank])
+
+        def map(self, handles):
+            assert handles == [bytes([0, rank]) for rank in range(COUNT)]
+            if self.rank == unmapped:
+                raise RuntimeError('CUDA: cudaErrorPeerAccessUnsupported')
+
+        def abandon(self):
+            pass
+
+        def close(self):
+            closed[self.rank] += 1
+
+    def work(rank):
+        try:
+            return open_peer_memory(torch.device('cpu'), rank, COUNT, meeting)
+        except RuntimeError as error:
+            return error
+    monkeypatch.setitem(sys.modules, 'worldmodel_ros.model.parallel.cuda_memory', SimpleNamespace(CudaMemory=Memory))
+    with ThreadPoolExecutor(COUNT) as pool:
+        return list(pool.map(work, ranks)), closed
+
+
+def test_memory_is_opened_by_all_processes_or_by_none_and_then_given_back(monkeypatch):
+    found, closed = opened(monkeypatch)
+    assert all(isinstance(each, PeerMemory) for each in found) and closed == [0] * COUNT
+    assert opened(monkeypatch, unmapped=1) == ([None] * COUNT, [1] * COUNT)
+    assert opened(monkeypatch, refused=2) == ([None] * COUNT, [1] * COUNT)
+    monkeypatch.setenv(peer_memory.SWITCH, '0')
+    assert opened(monkeypatch) == ([None] * COUNT, [0] * COUNT)
+
+
+def test_memory_is_given_back_when_a_process_dies_while_all_open_theirs(monkeypatch):
+    monkeypatch.setattr(peer_memory, 'OPENING', timedelta(seconds=0.2))
+    found, closed = opened(monkeypatch, ranks=[0, 2])
+    assert all(isinstance(each, RuntimeError) for each in found) and closed == [1, 0, 1]
 
 
 def test_kernels_set_the_flags_of_all_others_or_of_one():

@@ -74,7 +74,7 @@ class Link:
             os.environ['TORCH_NCCL_ENABLE_MONITORING'] = '0'
             dist.init_process_group('nccl', store=store, rank=rank, world_size=count, timeout=START_UP, device_id=device,
                                     pg_options=_options(high_priority=True))
-            _peers = open_peer_memory(device, rank, count)
+            _peers = open_peer_memory(device, rank, count, store)
         else:
             dist.init_process_group('gloo', store=store, rank=rank, world_size=count, timeout=START_UP)
         return cls(device, rank, count, _peers=_peers)

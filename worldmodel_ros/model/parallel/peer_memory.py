@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 import os
+from datetime import timedelta
 from typing import Protocol
 
 import torch
@@ -29,6 +30,7 @@ FLAGS = 4096  # bytes before the room
 ALIGNMENT = 16  # bytes; parts begin at multiples, so that they can be viewed as numbers of any type
 FREE, SENT = 0, 1  # kinds of flags; a process has one of each kind for each process
 SWITCH = 'WORLDMODEL_PEER_MEMORY'  # environment variable; 0: leave all messages to NCCL
+OPENING = timedelta(seconds=20)  # for all to do a step of ``open_peer_memory``, which they begin together
 
 _log = logging.getLogger(__name__)
 
@@ -108,31 +110,38 @@ class PeerExchange:
         self._memory.join()
 
 
-def open_peer_memory(device: torch.device, rank: int, count: int) -> PeerMemory | None:
-    """Return this process's part in the memory of all processes of the default group, which all call this; None in all of
-    them if one GPU cannot reach another's memory, cuda-bindings is not installed, or $WORLDMODEL_PEER_MEMORY is 0."""
-    memory, reason = None, f'${SWITCH} is 0' if os.environ.get(SWITCH) == '0' else ''
+def open_peer_memory(device: torch.device, rank: int, count: int, store: dist.Store) -> PeerMemory | None:
+    """Return this process's part in the memory of all processes that meet in a store, which all call this; None in all of
+    them if one GPU cannot reach another's memory, cuda-bindings is not installed, or $WORLDMODEL_PEER_MEMORY is 0. Raises
+    RuntimeError if one does not answer."""
+    memory, handle, reason = None, b'', f'${SWITCH} is 0' if os.environ.get(SWITCH) == '0' else ''
     try:
-        if not reason:
-            from .cuda_memory import CudaMemory
-            memory = CudaMemory(device, FLAGS + ROOM, rank, count)
-    except (ImportError, RuntimeError) as error:
-        reason = f'{type(error).__name__}: {error}'
-    handles = _of_all(memory and memory.handle, count)
-    if None not in handles:
         try:
-            memory.map(handles)
-        except RuntimeError as error:
-            reason = str(error)
-    if all(_of_all(None not in handles and not reason, count)):
-        return PeerMemory(memory, rank, count)
-    _log.info('the GPUs exchange messages by NCCL, not by their copy engines: %s', reason or 'another process cannot')
-    if memory is not None:
-        memory.close()
-    return None
+            if not reason:
+                from .cuda_memory import CudaMemory
+                memory = CudaMemory(device, FLAGS + ROOM, rank, count)
+                handle = memory.handle
+        except (ImportError, RuntimeError) as error:
+            reason = f'{type(error).__name__}: {error}'
+        handles = _of_all(store, 'handle', handle, rank, count)
+        if all(handles):
+            try:
+                memory.map(handles)
+            except RuntimeError as error:
+                reason = str(error)
+        if all(_of_all(store, 'mapped', b'' if reason or not all(handles) else b'yes', rank, count)):
+            found, memory = PeerMemory(memory, rank, count), None
+            return found
+        _log.info('the GPUs exchange messages by NCCL, not by their copy engines: %s', reason or 'another process cannot')
+        return None
+    finally:
+        if memory is not None:
+            memory.close()
 
 
-def _of_all(value: object, count: int) -> list:
-    found = [None] * count
-    dist.all_gather_object(found, value)
-    return found
+def _of_all(store: dist.Store, name: str, value: bytes, rank: int, count: int) -> list[bytes]:
+    """Return the values of all processes. Not a message of NCCL's: a process would wait without end for one that has died."""
+    keys = [f'peer memory: {name} {each}' for each in range(count)]
+    store.set(keys[rank], value)
+    store.wait(keys, OPENING)
+    return [store.get(key) for key in keys]
