@@ -3,8 +3,11 @@ import random
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -67,6 +70,94 @@ class Shared:
         pass
 
 
+@dataclass(eq=False)
+class Work:
+    """What is queued on a stream: ``run`` when all before has been done, and as soon as it is ``ready``."""
+
+    stream: object
+    after: list
+    run: Callable[[], object]
+    ready: Callable[[], bool]
+    begun: bool = False
+    done: bool = False
+
+
+class Queued:
+    """The memory of a process whose streams run only in ``run``."""
+
+    def __init__(self, rank, every):
+        self.rank, self.every = rank, every
+        self.own, self.flags, self.meetings = torch.zeros(FLAGS + ROOM, dtype=torch.uint8), set(), {}
+        self.stream, self.last, self.works, self.waits = 'main', {}, [], {}
+        every[rank] = self
+
+    def queue(self, run=lambda: None, ready=lambda: True):
+        before = [self.last[self.stream]] if self.stream in self.last else []
+        self.last[self.stream] = Work(self.stream, before + self.waits.pop(self.stream, []), run, ready)
+        self.works.append(self.last[self.stream])
+
+    def meet(self, name):
+        """Queue a message of NCCL's, for which all processes must be there."""
+        self.queue(ready=lambda: all(each.meetings[name].begun for each in self.every.values()))
+        self.meetings[name] = self.last[self.stream]
+
+    def others(self, peer):
+        return [each for each in self.every if each != self.rank] if peer is None else [peer]
+
+    def mark(self, kind, peer=None):
+        def run():
+            for each in self.others(peer):
+                assert (kind, self.rank) not in self.every[each].flags, 'set before it was cleared'
+                self.every[each].flags.add((kind, self.rank))
+        self.queue(run)
+
+    def await_flag(self, kind, peer=None):
+        def awaited():
+            return {(kind, each) for each in self.others(peer)}
+        self.queue(lambda: self.flags.difference_update(awaited()), lambda: awaited() <= self.flags)
+
+    def write(self, peer, offset, data, pitch):
+        for at, row in enumerate(data):
+            begin = offset + at * pitch
+            self.queue(lambda row=row, begin=begin: self.every[peer].own[begin:begin + len(row)].copy_(row))
+
+    def fork(self, peer):
+        self.waits.setdefault(peer, []).append(self.last['main'])
+        self.stream = peer
+
+    def back(self):
+        self.stream = 'main'
+
+    def join(self):
+        self.waits.setdefault('main', []).extend(last for stream, last in self.last.items() if stream != 'main')
+
+    def abandon(self):
+        pass
+
+    def close(self):
+        pass
+
+
+def run(memories, draw, together):
+    """Run what all have queued, in an order drawn at random: what is begun in a stream, or in all streams of a process if they
+    do not run ``together``, must be done before the next can begin."""
+    lanes = [[work for work in memory.works if work.stream == stream or not together]
+             for memory in memories for stream in (memory.last if together else ['main'])]
+    while any(lanes):
+        able = []
+        for lane in lanes:
+            begun = [work for work in lane if work.begun]
+            able += [(lane, work) for work in begun or lane
+                     if (work.ready() if begun else all(before.done for before in work.after))]
+        assert able, 'all wait for each other'
+        lane, work = draw.choice(able)
+        if work.begun:
+            work.run()
+            work.done = True
+            lane.remove(work)
+        work.begun = True
+
+
 @pytest.fixture(autouse=True)
 def small_parts_too(monkeypatch):
     monkeypatch.setattr(peer_memory, 'LEAST', 16)
@@ -112,6 +203,39 @@ def test_every_message_arrives_and_none_is_overwritten_before_it_was_read():
             assert torch.equal(found, wanted), message
         return link._peers._memory.forked
     assert together(work) == [0] * COUNT
+
+
+@pytest.mark.parametrize('together', [False, True])
+@pytest.mark.parametrize('count', [2, 3, 4])
+def test_streams_need_not_run_at_the_same_time_and_may_run_in_any_order(count, together):
+    """A CUDA graph promises neither."""
+    def number(source, message, to):
+        return 1 + 16 * message + 4 * source + to
+
+    def check(whole, message, rank):
+        for source in {*range(count)} - {rank}:
+            assert (whole[:, source] == number(source, message, rank)).all(), (message, source, rank)
+
+    for seed in range(8):
+        every = {}
+        memories = [Queued(rank, every) for rank in range(count)]
+        for rank, memory in enumerate(memories):
+            link, order = Link(torch.device('cpu'), rank, count, _peers=PeerMemory(memory, rank, count)), random.Random(seed)
+            for message in range(6):
+                if order.random() < 0.3:
+                    memory.meet(message)
+                exchange = link._peers.exchange(32 * order.choice([1, 2, 8]), order.choice([1, 2]))
+                sent = torch.tensor([[number(rank, message, to)] for to in range(count)], dtype=torch.uint8).repeat(
+                    1, exchange.whole.shape[0] * exchange.whole.shape[2])
+                for to, source in link.turns():
+                    before = len(memory.works)
+                    exchange.swap(sent[to], to, source)
+                    assert {work.stream for work in memory.works[before:]} == {to}  # products go on meanwhile
+                exchange.wait()
+                memory.queue(partial(check, exchange.whole, message, rank))
+                memory.queue(partial(sent.fill_, 0))  # memory of what was sent may be used again
+        run(memories, random.Random(seed), together)
+        assert not any(memory.flags for memory in memories)
 
 
 @pytest.mark.parametrize('rounded', [False, True])

@@ -106,8 +106,8 @@ class PeerExchange:
             memory.back()
 
     def wait(self) -> None:
+        self._memory.join()  # first: where streams do not run at the same time, all would wait for parts that none sends
         self._memory.await_flag(SENT)
-        self._memory.join()
 
 
 def open_peer_memory(device: torch.device, rank: int, count: int, store: dist.Store) -> PeerMemory | None:
