@@ -30,7 +30,7 @@ FLAGS = 4096  # bytes before the room
 ALIGNMENT = 16  # bytes; parts begin at multiples, so that they can be viewed as numbers of any type
 FREE, SENT = 0, 1  # kinds of flags; a process has one of each kind for each process
 SWITCH = 'WORLDMODEL_PEER_MEMORY'  # environment variable; 0: leave all messages to NCCL
-OPENING = timedelta(seconds=20)  # for all to do a step of ``open_peer_memory``, which they begin together
+OPENING = timedelta(seconds=60)  # for all to do a step of ``open_peer_memory``, which they begin together
 
 _log = logging.getLogger(__name__)
 
