@@ -157,6 +157,12 @@ def test_doctor_is_content_with_warnings(monkeypatch, capsys):
     assert 'WARN' in capsys.readouterr().out
 
 
+def test_doctor_refuses_what_is_no_topic():
+    from worldmodel_ros.cli.checks import Level, camera
+    found = camera('/front camera', 'tiny')
+    assert found.level is Level.FAIL and "'/front camera' is no topic" in found.text and '--camera' in found.remedy
+
+
 def test_doctor_survives_what_crashes():
     code, output = checks._child('import os; os.abort()', {})
     assert code != 0 and output

@@ -108,7 +108,9 @@ def test_a_file_of_options_that_makes_no_sense_is_refused(tmp_path, text, compla
 
 @pytest.mark.parametrize('arguments, code, complaint', [
     (('--host', '0.0.0.0'), BAD_CONFIGURATION, 'without TLS'),
-    (('--certificate', 'x', '--key', 'y'), BAD_CONFIGURATION, 'cannot be used'),
+    (('--certificate', 'x', '--key', 'y'), BAD_CONFIGURATION, '--certificate x: not there'),
+    (('--certificate', '/dev/null', '--key', 'y'), BAD_CONFIGURATION, '--key y: not there'),
+    (('--certificate', '/dev/null', '--key', '/dev/null'), BAD_CONFIGURATION, 'cannot be used'),
     (('--accounts', '/dev/null'), BAD_CONFIGURATION, 'no file of accounts: it must be a map with a list, accounts'),
     (('--port', '0', '--audit', '/dev/null/log'), BAD_CONFIGURATION, '/dev/null/log cannot be written (Not a directory)')])
 def test_what_is_not_safe_or_cannot_be_used_is_refused(arguments, code, complaint):

@@ -220,7 +220,15 @@ def camera(image_topic: str, model: str) -> Finding:
         preset = read_description(model_folder(model)).preset
     except ModelError as error:
         return Finding(Level.FAIL, str(error), 'give the name of a shipped model, or the folder of a trained one, with --model')
+    from rclpy.exceptions import InvalidTopicNameException
+    from rclpy.validate_topic_name import validate_topic_name
+
     from worldmodel_ros.nodes.world_model.camera import look
+    try:
+        validate_topic_name(image_topic)
+    except InvalidTopicNameException as error:
+        return Finding(Level.FAIL, f'{image_topic!r} is no topic: {str(error).splitlines()[0]}',
+                       'give the topic of the images with --camera; "ros2 topic list" shows those that exist')
     looked = look(image_topic, preset)
     text = f'camera {image_topic}: {looked.correction}'
     if looked.refused:

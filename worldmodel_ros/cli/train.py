@@ -86,7 +86,9 @@ def _main(chosen: argparse.Namespace) -> int:
     if is_variants(read_yaml(chosen.config)):
         return _variants(chosen)
     if chosen.gpus > 1 and 'WORLD_SIZE' not in os.environ:
+        from worldmodel_ros.train.run.ranks import require_devices
         read_config(chosen.config, _overrides(chosen))  # otherwise every process would report an error
+        require_devices(chosen.device, chosen.gpus)
         return _start_processes(chosen.gpus)
     return _train(chosen)
 

@@ -86,6 +86,10 @@ def run(options: Options) -> int:
     path = socket_path(options.socket or AUTO)
     contract = Contract.read(Path(options.contract)) if options.contract else Contract()
     accounts = Accounts.read(Path(options.accounts)) if options.accounts else None
+    for name in ('certificate', 'key', 'client_ca') if options.certificate else ():
+        file = getattr(options, name)
+        if file and not os.access(file, os.R_OK):
+            raise GatewayError(f'--{name.replace("_", "-")} {file}: not there, or not readable for this user')
     try:
         tls = server_context(Path(options.certificate), Path(options.key),
                              Path(options.client_ca) if options.client_ca else None) if options.certificate else None

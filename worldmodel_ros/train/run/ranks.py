@@ -31,6 +31,13 @@ def usable_device(name: str) -> str:
     return name
 
 
+def require_devices(name: str, count: int) -> None:
+    """Raise ConfigError if this machine has not as many GPUs as there are to be processes; several processes can share CPUs."""
+    there = torch.cuda.device_count()
+    if usable_device(name).startswith('cuda') and count > there:
+        raise ConfigError(f'--gpus {count}: torch sees {there} here: give at most that many, or --device cpu')
+
+
 @dataclass(frozen=True)
 class Ranks:
     """This process, number ``rank`` of ``count``; a single process needs no torch.distributed."""
