@@ -289,7 +289,7 @@ def test_a_message_that_cannot_be_converted_is_left_out_and_playing_goes_on(tmp_
 @pytest.mark.parametrize('parameters, complaint', [
     ({'bag': ''}, 'bag: name the rosbag2 folder'),
     ({'bag': '/nowhere'}, '/nowhere does not exist'),
-    ({'model': '/no/model'}, 'no model at /no/model'),
+    ({'model': '/no/model'}, "no model '/no/model'"),
     ({'config': '/no/config.yaml'}, '/no/config.yaml cannot be read'),
 ])
 def test_what_cannot_be_played_is_refused_before_anything_starts(bag, parameters, complaint):
@@ -398,7 +398,7 @@ def test_any_player_will_do_for_what_needs_no_conversion(bag, tmp_path):
 
 @pytest.mark.parametrize('given, complaint', [
     ({}, 'bag: name the rosbag2 folder'), ({'bag': '/nowhere'}, 'nowhere does not exist'),
-    ({'bag': '/nowhere', 'rate': 'fast'}, "rate: 'fast' is no number"), ({'model': '/no/model'}, 'no model at')])
+    ({'bag': '/nowhere', 'rate': 'fast'}, "rate: 'fast' is no number"), ({'model': '/no/model'}, 'no model')])
 def test_a_replay_that_cannot_be_is_refused_by_the_bring_up(bag, given, complaint):
     with pytest.raises(DescriptionError, match=complaint):
         prepare({'bag': str(bag), **given} if 'model' in given else given)

@@ -170,3 +170,8 @@ def test_a_known_pitch_is_corrected_where_the_camera_sees_enough():
     assert not correction.turn(5.05) and correction.turn(-5.0) and 'turned 5.0 degrees down' in correction.in_words()
     assert correction.turn(25.0) and correction.pitch == 0.0 and not correction.refusal  # not seen: left as it is
     assert not Correction(FOV, SIZE).turn(0.4)
+
+
+def test_a_lens_by_which_no_direction_has_a_pixel_of_its_own_is_refused():
+    with pytest.raises(CameraError, match='no direction has a pixel of its own'):
+        Lens((120, 160), (100.0, 100.0), (80.0, 60.0), 'equidistant', (-1e9, 0.0, 0.0, 0.0))

@@ -119,6 +119,12 @@ def test_calibration_that_saw_nothing_or_a_fault_is_refused(dit):
     with pytest.raises(RuntimeError, match='non-finite'), calibration(model):
         model(inputs()[0] * float('nan'), *inputs()[1:])
     assert all(block.mlp['2'].input_scale is None for block in model.blocks)
+    with calibration(model):
+        model(*inputs())
+    scales = [block.mlp['2'].input_scale for block in model.blocks]
+    with pytest.raises(KeyError), calibration(model):
+        raise KeyError
+    assert scales[0] is not None and [block.mlp['2'].input_scale for block in model.blocks] == scales
 
 
 @pytest.mark.parametrize('fused', [False, True])

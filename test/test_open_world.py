@@ -171,7 +171,8 @@ def test_damaged_sessions_and_those_of_another_world_are_refused(world, tiny_wor
     ({'size': [30, 48]}, 'whole tokens'), ({'top_speed': None}, 'top_speed'), ({'text': None}, 'text_encoder'),
     ({'preset': 'unheard_of'}, 'choose one of'), ({'speed': 1}, 'unknown: speed'), ({'camera_in_base': [0, 0]}, 'roll'),
     ({'chunk_frames': None}, 'name a preset'), ({'schedule': {'kind': 'unipc', 'steps': [1000], 'shift': 5}}, 'of 1,000'),
-    ({'window_frames': 5}, 'no room'), ({'vae': 'nowhere'}, 'no VAE can be read'), ({'text': 'nowhere'}, 'no rows of a text')])
+    ({'window_frames': 5}, 'no room'), ({'chunk_frames': 1}, 'chunk_frames is 1: it must be 2 or more'),
+    ({'vae': 'nowhere'}, 'no VAE can be read'), ({'text': 'nowhere'}, 'no rows of a text')])
 def test_a_description_that_does_not_fit_is_refused_with_the_remedy(tiny_world, tmp_path, changes, message):
     files = {'checkpoint': str(tiny_world), 'vae': str(tiny_world / 'vae'),
              'text': str(tiny_world / 'text' / 'rows.safetensors')}

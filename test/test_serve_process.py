@@ -190,7 +190,9 @@ def test_a_second_server_at_the_same_socket_is_refused_at_once(server, path):
     (('--model', 'nonsense'), "no model 'nonsense'"), (('--socket', '/tmp/' + 'x' * 200), 'bytes, 107 are allowed'),
     (('--sessions', '0'), 'sessions is 0: it must be 1 or more'), (('--share', '2'), 'share is 2.0: it must be a part'),
     (('--store', 'x', '--store-memory-mb', 'nan'), 'store_memory_mb is nan: it must be a size'),
-    (('--store', 'x', '--store-memory-mb', '-5'), 'store_memory_mb is -5.0: it must be a size')])
+    (('--store', 'x', '--store-memory-mb', '-5'), 'store_memory_mb is -5.0: it must be a size'),
+    (('--realtime-priority', '100'), 'realtime_priority is 100: it must be 1 to 99'),
+    (('--session-directory', '/dev/null/x'), 'session_directory is /dev/null/x: /dev/null is no folder')])
 def test_what_would_be_refused_again_ends_with_the_code_for_a_bad_configuration(tmp_path, arguments, complaint):
     done = subprocess.run(command(tmp_path / 'engine.sock', *arguments), capture_output=True, text=True,
                           timeout=TIMEOUT)

@@ -184,11 +184,12 @@ def test_a_device_that_this_machine_does_not_have_is_refused_by_name(device, com
         cli(['train', '--config', str(SMOKE), '--device', device, '--out', str(tmp_path)])
 
 
-def test_more_gpus_than_this_machine_has_are_refused_before_any_process_starts(monkeypatch, tmp_path):
+@pytest.mark.parametrize('config', [SMOKE, SMOKE.with_name('ablations.yaml')])
+def test_more_gpus_than_this_machine_has_are_refused_before_any_process_starts(config, monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, 'device_count', lambda: 2)
     monkeypatch.setattr('os.execv', lambda *_: pytest.fail('processes were started'))
     with pytest.raises(SystemExit, match='--gpus 3: torch sees 2 here'):
-        cli(['train', '--config', str(SMOKE), '--device', 'cuda', '--gpus', '3', '--out', str(tmp_path)])
+        cli(['train', '--config', str(config), '--device', 'cuda', '--gpus', '3', '--out', str(tmp_path)])
 
 
 def test_fine_tuning_refuses_a_gpu_that_this_machine_does_not_have(monkeypatch, tmp_path, capsys):

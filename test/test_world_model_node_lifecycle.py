@@ -11,6 +11,7 @@ from world_model_rig import MOTION, Rig, active, open_files, rig, wait_for
 
 from worldmodel_ros.control.responder import Responder
 from worldmodel_ros.control.worker import Worker
+from worldmodel_ros.model.checkpoint_description import ModelError
 from worldmodel_ros.msg import ActionChunk, DeadlineStatus
 
 pytestmark = [pytest.mark.ros, pytest.mark.untimed]
@@ -23,11 +24,12 @@ def change(node, **values):
 
 def test_an_engine_that_cannot_be_loaded_fails_configure_with_its_text_and_leaves_the_node_alive(capfd):
     def load(model, **others):
-        raise RuntimeError(f'no model {model!r}: choose another one')
+        raise ModelError(f'no model {model!r}: choose another one')
     with rig(load_engine=load, model='huge') as node:
         assert not node.change('configure')
         assert node.state == 'unconfigured'
-        assert "no model 'huge': choose another one" in capfd.readouterr().err
+        shown = capfd.readouterr().err
+        assert "no model 'huge': choose another one" in shown and 'Traceback' not in shown
         node.subject._load_engine = lambda **chosen: node.engine
         assert change(node, model='tiny').successful
         assert node.change('configure', 'activate')

@@ -16,9 +16,12 @@ WEIGHTS = Path(__file__).resolve().parents[1] / 'weights'
 
 
 def model_folder(model: str) -> Path:
-    """Return the folder of a shipped model by name, or of any other by path."""
-    shipped = WEIGHTS / model
-    return shipped if (shipped / 'model.json').is_file() else Path(model).expanduser()
+    """Return the folder of a shipped model by name, or of any other by path. Raises ModelError if there is none."""
+    for folder in (WEIGHTS / model, Path(model).expanduser()):
+        if (folder / 'model.json').is_file():
+            return folder
+    shipped = ', '.join(sorted(p.parent.name for p in WEIGHTS.glob('*/model.json'))) or 'none'
+    raise ModelError(f'no model {model!r}: neither a shipped one ({shipped}) nor a folder with model.json')
 
 
 def is_world(model: str) -> bool:
@@ -59,9 +62,6 @@ def load(model: str = 'tiny', backend: str = 'auto', threads: int = 1, sessions:
         raise ModelError(f'unknown backend {backend!r}; choose one of {", ".join(BACKENDS)}')
     _check_numbers(threads, sessions, gpus)
     folder = model_folder(model)
-    if not (folder / 'model.json').is_file():
-        shipped = ', '.join(sorted(p.parent.name for p in WEIGHTS.glob('*/model.json'))) or 'none'
-        raise ModelError(f'no model {model!r}: neither a shipped one ({shipped}) nor a folder with model.json')
     if backend == 'auto':
         backend = 'torch' if _has_gpu() or read_description(folder).preset.tile else 'onnx-int8'
     if gpus > 1 or backend.startswith('torch'):

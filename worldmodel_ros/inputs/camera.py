@@ -87,6 +87,9 @@ class Lens:
             raise CameraError(f'camera_info has {len(self.coefficients)} coefficients of the distortion model {self.model!r}; '
                               f'known are {known} with as many as OpenCV takes: rectify the images, remap to those, and set '
                               'image_rectified')
+        if self.coefficients and not self.reach:
+            raise CameraError(f'camera_info is not valid: by its distortion, {self.model} {self.coefficients}, no direction has '
+                              'a pixel of its own: calibrate the camera again')
 
     @classmethod
     def of(cls, info: CameraInfo, rectified: bool = False) -> Lens | None:

@@ -158,7 +158,7 @@ def to_fp8(dit: DiT, keep: Collection[str] = KEPT, fused: bool = False) -> DiT:
 def calibration(dit: DiT, names: Collection[str] = ('mlp.2',)) -> Iterator[None]:
     """Observe passes of an FP8 DiT; on exit, give the named linear layers an ``input_scale`` that HEADROOM times the largest
     input fits into. All others round each row by its own scale again. Raises RuntimeError if a named layer had no input, or one
-    that is not finite.
+    that is not finite. With any error, all scales are as before.
 
     By default the MLPs' second layer, whose input scale must be known before the product that computes the input is rounded.
     """
@@ -172,17 +172,22 @@ def calibration(dit: DiT, names: Collection[str] = ('mlp.2',)) -> Iterator[None]
             found = (x if isinstance(x, Tensor) else x[0].float() * x[1]).abs().amax().float()
             largest[name] = torch.maximum(largest.get(name, found), found)
         return hook
+    before = {name: layer.input_scale for name, layer in fp8.items()}
     for layer in fp8.values():
         layer.input_scale = None
     handles = [layer.register_forward_pre_hook(watch(name)) for name, layer in layers.items()]
     try:
         yield
+        bad = [name for name in layers if name not in largest or not largest[name].isfinite()]
+        if bad:
+            raise RuntimeError(f'calibration saw no input, or non-finite input, in layers {bad}')
+    except BaseException:
+        for name, layer in fp8.items():
+            layer.input_scale = before[name]
+        raise
     finally:
         for handle in handles:
             handle.remove()
-    bad = [name for name in layers if name not in largest or not largest[name].isfinite()]
-    if bad:
-        raise RuntimeError(f'calibration saw no input, or non-finite input, in layers {bad}')
     for name, layer in layers.items():
         layer.input_scale = largest[name] * (HEADROOM / FP8_MAX)
 

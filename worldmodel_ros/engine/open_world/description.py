@@ -107,6 +107,9 @@ class WorldDescription:
                        if key in self.sampling}
             if 'schedule' in self.sampling:
                 changes['schedule'] = schedule_of(self.sampling['schedule'])
+            if changes.get('chunk_frames', 2) < 2:
+                raise ValueError(f'chunk_frames is {changes["chunk_frames"]}: it must be 2 or more, as the first frame is '
+                                 'the given image')
             if len(changes) == 4:
                 return WanPreset(name=self.name, config=config, **changes, licence='')
             if len(found) != 1:

@@ -40,6 +40,7 @@ from worldmodel_ros.engine.loading import is_world
 from worldmodel_ros.engine.session_folder import SessionFolder, default_folder
 from worldmodel_ros.inputs import images
 from worldmodel_ros.motion import PERIOD
+from worldmodel_ros.model.checkpoint_description import ModelError
 from worldmodel_ros.nodes.common import diagnostics
 from worldmodel_ros.msg import Task as TaskMessage
 from worldmodel_ros.nodes.common.diagnostics import Refusals
@@ -75,7 +76,8 @@ def _contained(transition: Callable) -> Callable:
         try:
             return transition(node, state)
         except Exception as error:
-            node.get_logger().error(f'{transition.__name__[3:]} failed: {error}\n{traceback.format_exc()}')
+            trace = '' if isinstance(error, ModelError) else f'\n{traceback.format_exc()}'  # that one says what to do
+            node.get_logger().error(f'{transition.__name__[3:]} failed: {error}{trace}')
             end_if_lost(error)
         node.release(keep_engine=transition.__name__ in ('on_activate', 'on_deactivate'))
         gc.collect()  # the next attempt needs the session's memory; only now, because the traceback kept it alive

@@ -69,12 +69,19 @@ class Options:
         if not 0 <= self.resident or (self.resident and not self.store):
             raise ValueError(f'resident is {self.resident}: 0 (all sessions have pages), or how many have; the others are in '
                              f'the store, so that a store must be given: --store')
+        if not 0 <= self.realtime_priority <= 99:
+            raise ValueError(f'realtime_priority is {self.realtime_priority}: it must be 1 to 99, or 0 for none')
         if self.host_address:
             from worldmodel_ros.serving.client.network import Endpoint
             Endpoint(self.host_address)
         if not 0.0 <= self.idle < math.inf:
             raise ValueError(f'idle is {self.idle}: it must be a time in s, 0 (never) or more')
         self.folder()
+        if self.session_directory:
+            path = Path(self.session_directory).expanduser()
+            there = next(each for each in (path, *path.absolute().parents) if each.exists())
+            if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+                raise ValueError(f'session_directory is {path}: {there} is no folder that this user can write to')
 
     def folder(self) -> SessionFolder:
         """Return the folder for sessions; raises ValueError for invalid limits."""
