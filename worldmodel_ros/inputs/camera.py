@@ -88,8 +88,8 @@ class Lens:
                               f'known are {known} with as many as OpenCV takes: rectify the images, remap to those, and set '
                               'image_rectified')
         if self.coefficients and not self.reach:
-            raise CameraError(f'camera_info is not valid: by its distortion, {self.model} {self.coefficients}, no direction has '
-                              'a pixel of its own: calibrate the camera again')
+            raise CameraError(f'camera_info is not valid: by its distortion, {self.model} {self.coefficients}, no direction '
+                              'has a pixel of its own: calibrate the camera again')
 
     @classmethod
     def of(cls, info: CameraInfo, rectified: bool = False) -> Lens | None:
