@@ -268,6 +268,17 @@ def test_a_process_that_waits_for_a_dead_one_goes_on_when_messages_are_given_up(
         assert waits.result(timeout=10.0).shape == (1, COUNT, 16)
 
 
+def test_what_is_exchanged_after_the_memory_was_given_back_is_refused():
+    """A pass that is still being compiled goes on for a while when a process was lost."""
+    memory = links()[0]._peers
+    exchange = memory.exchange(16)
+    memory.abandon()
+    memory.close()
+    for act in (lambda: memory.exchange(16), lambda: exchange.swap(torch.zeros(16, dtype=torch.uint8), 1, 2), exchange.wait):
+        with pytest.raises(RuntimeError, match='a process of the model was lost'):
+            act()
+
+
 def opened(monkeypatch, ranks=range(COUNT), refused=None, unmapped=None):
     """Open the memory of some processes; return what each found, or its error, and how often each gave its memory back. A GPU
     refuses to tell the handle of ``refused``, and to map the others' for ``unmapped``."""

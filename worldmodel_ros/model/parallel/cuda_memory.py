@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -79,6 +80,9 @@ class CudaMemory:
         self._stop.fill_(1)
 
     def close(self) -> None:
+        # The thread that closes begins on another GPU. What was queued outside of a graph may still be reading flags.
+        with torch.cuda.device(self._device), suppress(RuntimeError):
+            torch.cuda.synchronize(self._device)
         for address in filter(None, self._mapped):
             runtime.cudaIpcCloseMemHandle(address)  # of a process that may be dead
         runtime.cudaFree(self._address)

@@ -17,6 +17,9 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Protocol
 
@@ -30,7 +33,7 @@ FLAGS = 4096  # bytes before the room
 ALIGNMENT = 16  # bytes; parts begin at multiples, so that they can be viewed as numbers of any type
 FREE, SENT = 0, 1  # kinds of flags; a process has one of each kind for each process
 SWITCH = 'WORLDMODEL_PEER_MEMORY'  # environment variable; 0: leave all messages to NCCL
-OPENING = timedelta(seconds=60)  # for all to do a step of ``open_peer_memory``, which they begin together
+OPENING = timedelta(seconds=25)  # for all to do a step of ``open_peer_memory``, which they begin together
 
 _log = logging.getLogger(__name__)
 
@@ -73,41 +76,57 @@ class PeerMemory:
 
     def __init__(self, memory: Memory, rank: int, count: int):
         self._memory, self._rank, self._count = memory, rank, count
-        self.abandon, self.close = memory.abandon, memory.close
+        self.abandon, self._closed, self._lock = memory.abandon, False, threading.Lock()
+
+    def close(self) -> None:
+        """Give the memory back; from any thread, once what is queued no longer waits. Who exchanges later gets RuntimeError."""
+        with self._lock:
+            self._closed = True
+            self._memory.close()
+
+    @contextmanager
+    def using(self) -> Iterator[Memory]:
+        """Have the memory for as long as something is queued. Raises RuntimeError once it is given back."""
+        with self._lock:
+            if self._closed:
+                raise RuntimeError('the GPUs exchange nothing any more: a process of the model was lost')
+            yield self._memory
 
     def exchange(self, size: int, joined: int = 1) -> PeerExchange | None:
         """Begin an exchange of parts of ``size`` bytes; None for a size that is left to NCCL, in all processes alike.
         ``joined``: the number of rows of each part, which come to lie next to those of the other processes."""
         if size < LEAST or size % (ALIGNMENT * joined) or size * self._count > len(self._memory.own) - FLAGS:
             return None
-        self._memory.mark(FREE)
-        return PeerExchange(self._memory, self._rank, self._memory.own[FLAGS:FLAGS + self._count * size].view(
-            joined, self._count, -1))
+        with self.using() as memory:
+            memory.mark(FREE)
+            whole = memory.own[FLAGS:FLAGS + self._count * size].view(joined, self._count, -1)
+        return PeerExchange(self, self._rank, whole)
 
 
 class PeerExchange:
     """See ``link.Exchange``."""
 
-    def __init__(self, memory: Memory, rank: int, whole: Tensor):
-        self._memory, self._at, self.whole = memory, FLAGS + rank * whole.shape[2], whole
+    def __init__(self, owner: PeerMemory, rank: int, whole: Tensor):
+        self._owner, self._at, self.whole = owner, FLAGS + rank * whole.shape[2], whole
 
     @property
     def rows(self) -> Tensor:
         return self.whole.flatten(0, 1)  # of parts of one row
 
     def swap(self, sent: Tensor, to: int, source: int) -> None:
-        memory = self._memory
-        memory.fork(to)
-        try:
-            memory.await_flag(FREE, to)
-            memory.write(to, self._at, sent.view(len(self.whole), -1), self.whole.shape[1] * self.whole.shape[2])
-            memory.mark(SENT, to)
-        finally:
-            memory.back()
+        with self._owner.using() as memory:
+            memory.fork(to)
+            try:
+                memory.await_flag(FREE, to)
+                memory.write(to, self._at, sent.view(len(self.whole), -1), self.whole.shape[1] * self.whole.shape[2])
+                memory.mark(SENT, to)
+            finally:
+                memory.back()
 
     def wait(self) -> None:
-        self._memory.join()  # first: where streams do not run at the same time, all would wait for parts that none sends
-        self._memory.await_flag(SENT)
+        with self._owner.using() as memory:
+            memory.join()  # first: where streams do not run at the same time, all would wait for parts that none sends
+            memory.await_flag(SENT)
 
 
 def open_peer_memory(device: torch.device, rank: int, count: int, store: dist.Store) -> PeerMemory | None:
