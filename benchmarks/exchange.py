@@ -87,7 +87,7 @@ def ways(link: Link, shape: tuple[int, ...], divide: int, join: int, x: Tensor) 
         group = SequenceParallel(through, rounded)
         if through is link:
             if link._peers is None:
-                raise RuntimeError('the GPUs cannot write into each other\'s memory')
+                raise RuntimeError("the GPUs cannot write into each other's memory")
             wanted = SequenceParallel(by_nccl, rounded)
             for _ in range(CHECKED):
                 y = torch.randn_like(x)

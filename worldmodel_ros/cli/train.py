@@ -83,12 +83,13 @@ def _main(chosen: argparse.Namespace) -> int:
     from worldmodel_ros.train.run.reading import read_yaml
     from worldmodel_ros.train.run.variants import is_variants
     chosen.out = chosen.out or Path('out') / chosen.config.stem
-    if chosen.gpus > 1 and 'WORLD_SIZE' not in os.environ:
+    starts_others = chosen.gpus > 1 and 'WORLD_SIZE' not in os.environ
+    if starts_others:
         from worldmodel_ros.train.run.ranks import require_devices
         require_devices(chosen.device, chosen.gpus)
     if is_variants(read_yaml(chosen.config)):
         return _variants(chosen)
-    if chosen.gpus > 1 and 'WORLD_SIZE' not in os.environ:
+    if starts_others:
         read_config(chosen.config, _overrides(chosen))  # otherwise every process would report an error
         return _start_processes(chosen.gpus)
     return _train(chosen)
