@@ -22,7 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,6 @@ from worldmodel_ros.model import checkpoint
 from worldmodel_ros.model.checkpoint_description import ModelError, read_description
 from worldmodel_ros.model.sampling import HALF, TWO_STEP, Steps
 from worldmodel_ros.model.tile_mask import FOR_GOOD
-from worldmodel_ros.model.world_model import WorldModel
 from worldmodel_ros.train.data import clips
 from worldmodel_ros.train.data.batches import Chunks
 from worldmodel_ros.train.data.recall import stay_until
@@ -254,8 +253,8 @@ def _share(values: np.ndarray) -> float:
 class Watched(TiledImagination):
     """As its base; and notes at each roll what its sessions hold: number of the newest frame, slabs, pages, bytes."""
 
-    def __init__(self, model: WorldModel, folder: Path, backend: TorchBackend) -> None:
-        super().__init__(model, folder, 1, backend)
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self.held: list[tuple[int, np.ndarray, int, int]] = []
         self.last: SessionMemory | None = None
 
@@ -271,15 +270,18 @@ class Watched(TiledImagination):
     def report(self) -> dict:
         """Return what is held after a tenth of the way and at the end, and whether only whole slabs left: sinks stay, and up to
         the maximum of keyframes."""
-        preset, late = self.spec, self.held[len(self.held) // 10:]
-        sinks, stays = preset.sink_slabs, preset.staying_slabs
-        whole = all((slabs[stays:] == np.arange(slabs[stays], newest // preset.tile[0] + 1)).all()
-                    and (slabs[stays] + 1) * preset.tile[0] > newest + 1 - preset.window_frames
-                    and (slabs[:sinks] == np.arange(sinks)).all() for newest, slabs, *_ in late)
+        late = self.held[len(self.held) // 10:]
+        whole = all(self._whole(newest, slabs) for newest, slabs, *_ in late)
         return {'pages_first_and_last': [late[0][2], late[-1][2]], 'most_pages': max(row[2] for row in late),
                 'bytes_first_and_last': [late[0][3], late[-1][3]], 'most_slabs': max(len(row[1]) for row in late),
                 'slabs_evicted': int(late[-1][1][-1]) + 1 - len(late[-1][1]),
                 'only_whole_slabs_evicted': bool(whole)}
+
+    def _whole(self, newest: int, slabs: np.ndarray) -> bool:
+        preset, size = self.spec, self.spec.tile[0]
+        window = np.arange(max(0, newest + 1 - preset.window_frames) // size, newest // size + 1)
+        return (bool(np.isin(window, slabs).all()) and len(slabs) - len(window) <= preset.staying_slabs
+                and (slabs[:preset.sink_slabs] == np.arange(preset.sink_slabs)).all())
 
 
 def _bytes_held() -> int:
@@ -288,42 +290,60 @@ def _bytes_held() -> int:
     return int(Path('/proc/self/statm').read_text().split()[1]) * os.sysconf('SC_PAGE_SIZE')
 
 
-def long_imagination(job: tuple[Path, int, float]) -> tuple[dict, dict]:
+@dataclass(frozen=True)
+class Long:
+    """How a long rollout is made: its seconds; the seconds observed before it, 0 for as many as a window and keyframes need;
+    how many anchors its session keeps; and whether it is given the commands of the true episode, or the motion that these led
+    to."""
+
+    seconds: float
+    observed: float
+    anchors: int
+    motion: str
+
+
+def long_imagination(job: tuple[Path, int, Long]) -> tuple[dict, dict]:
     """Return a record of ``evaluate.quality.drift``; and of the same rollout what it held, and which of the objects that a
     robot sees in a full turn at the end are in the imagined images of that turn."""
     from worldmodel_ros.evaluate.quality import drift
     from worldmodel_ros.evaluate.quality.drives import drive_branch, record_drive
     from worldmodel_ros.evaluate.quality.horizons import context_of
-    folder, seed, seconds = job
+    from worldmodel_ros.motion import twists_between
+    folder, seed, how = job
     torch.set_num_threads(1)
     device, kind = ('cuda', Precision.BF16) if torch.cuda.is_available() else ('cpu', Precision.FP32)
     network = checkpoint.load(folder, device)
-    watched = Watched(network, folder, TorchBackend(network, precision=kind))
+    watched = Watched(network, folder, 1, TorchBackend(network, precision=kind), how.anchors)
     spec = watched.spec
-    drive = record_drive(seed, context_of(spec) + drift.drift_steps(spec, seconds), spec.image_size, drift.MIX)
+    observed = round(how.observed / spec.step_period) or context_of(spec)
+    drive = record_drive(seed, observed + drift.drift_steps(spec, how.seconds), spec.image_size, drift.MIX)
+    if how.motion == 'true':
+        moved = twists_between(drive.poses, spec.step_period).astype(np.float32)
+        drive = replace(drive, actions=np.concatenate([np.zeros((1, 2), np.float32), moved]))
     start = time.perf_counter()
-    record, _ = drift.drift_record(seed, watched, seconds, drive)
+    record, _ = drift.drift_record(seed, watched, how.seconds, drive, observed)
     took = time.perf_counter() - start
     frames = -(-AROUND // spec.chunk_frames) * spec.chunk_frames
     around = np.tile(np.array([[0.0, TURN_RATE]], np.float32), (frames, 1))
     latents = watched.roll(watched.last, around[None], TWO_STEP, keep=False)[0][0]
     images = watched.decode(latents, torch.cat([watched.last.latent, latents[:-1]]))
     truth = drive_branch(drive, len(drive.frames) - 1, around, spec.step_period).frames
-    there, found = (set().union(*(find_objects(image, drive.scene) for image in each)) for each in (truth, images))
-    return record, {'seed': seed, 'seconds_taken': round(took, 1), 'there': sorted(there), 'found': sorted(found & there),
-                    'not_there': sorted(found - there), **watched.report()}
+    seen, there, found = (set().union(*(find_objects(image, drive.scene) for image in each))
+                          for each in (drive.frames[:observed], truth, images))
+    return record, {'seed': seed, 'seconds_taken': round(took, 1), 'observed': sorted(seen), 'there': sorted(there),
+                    'found': sorted(found & there), 'not_there': sorted(found - there), **watched.report()}
 
 
-def ten_minutes(model: Path, seeds: Sequence[int], seconds: float, workers: int) -> Iterator[dict]:
+def ten_minutes(model: Path, seeds: Sequence[int], how: Long, workers: int) -> Iterator[dict]:
     """Yield the results of ``long_imagination`` for all rooms so far, after each."""
     from worldmodel_ros.evaluate.quality import summary
     records, rooms = [], []
-    for _, done in each(long_imagination, [(model, seed, seconds) for seed in seeds], workers):
+    for _, done in each(long_imagination, [(model, seed, how) for seed in seeds], workers):
         record, room = done.result()
         records.append(record)
         rooms.append(room)
         there = sum(len(one['there']) for one in rooms)
-        yield {'seconds': seconds, **summary.drift(records), 'share_of_objects_found':
+        yield {'how': asdict(how), **summary.drift(records), 'share_of_objects_found':
                round(sum(len(one['found']) for one in rooms) / max(1, there), 3), 'objects': there, 'rooms': rooms}
 
 
@@ -595,6 +615,11 @@ def main() -> int:
     parser.add_argument('--first-seed', type=int, default=FIRST_SEED)
     parser.add_argument('--long-rooms', type=int, default=3, help='of the imagination over minutes')
     parser.add_argument('--seconds', type=float, default=600.0, help='of that imagination')
+    parser.add_argument('--observed', type=float, default=0.0, help='seconds observed before it (default: a window and what '
+                        'left it, 7.2)')
+    parser.add_argument('--anchors', type=int, default=0, help='of its session, see worldmodel_ros.engine.anchors')
+    parser.add_argument('--motion', choices=('commands', 'true'), default='commands', help='what it is given of the true '
+                        'episode: commands, or the motion that these led to')
     parser.add_argument('--driving-rooms', type=int, default=8, help='of part decisions')
     parser.add_argument('--starts', type=int, default=3, help='of each of these rooms, from which maneuvers are imagined')
     parser.add_argument('--driving-seconds', type=float, default=30.0, help='in which a robot is to reach its goal')
@@ -675,7 +700,8 @@ def judge(options: argparse.Namespace, parts: Sequence[str]) -> None:
             write('decisions', {'rows': rows})
     if 'ten_minutes' in parts:
         seeds = range(options.first_seed + 2000, options.first_seed + 2000 + options.long_rooms)
-        for found in ten_minutes(model, seeds, options.seconds, options.workers):
+        for found in ten_minutes(model, seeds, Long(options.seconds, options.observed, options.anchors, options.motion),
+                                 options.workers):
             write('ten_minutes', found)
     if 'memory' in parts:
         engines = {preset.name: (engine_of(model, kind), sights[preset.image_size[0]])}

@@ -89,6 +89,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
                         'kept in the server\'s memory [MB] (default: 256)')
     parser.add_argument('--resident', type=int, default=0, metavar='N', help='number of sessions that have pages at a time; '
                         'the others are in the store until they are expected to tick (default: 0, all)')
+    parser.add_argument('--anchors', type=int, default=0, metavar='N', help='number of observed moments that a session keeps, '
+                        'from which what is far ahead is imagined again; more memory on the device, and about three times '
+                        'the work, for the same room after minutes (default: 0)')
     parser.add_argument('--host-address', default='', metavar='URL', help='wss://host:port of the gateway of this server, '
                         'through which sessions of other hosts come here (default: none)')
     arguments.add_host_files(parser)
@@ -120,7 +123,7 @@ def _run(chosen: argparse.Namespace) -> int:
                                    chosen.questions, chosen.share, chosen.shortest_due, chosen.idle,
                                    chosen.session_directory, chosen.session_files_max, chosen.session_disk_mb,
                                    chosen.store, chosen.store_memory_mb, chosen.host_address, chosen.host_token,
-                                   chosen.host_ca, chosen.host_certificate, chosen.resident))
+                                   chosen.host_ca, chosen.host_certificate, chosen.resident, chosen.anchors))
     except (ModelError, ValueError) as error:
         return _refused(error)
     except (AddressError, Unavailable) as error:
@@ -128,7 +131,7 @@ def _run(chosen: argparse.Namespace) -> int:
 
 
 def _serve_world(path: Path, chosen: argparse.Namespace) -> int:
-    unfit = [name for name in ('smaller', 'store') if getattr(chosen, name)]
+    unfit = [name for name in ('smaller', 'store', 'anchors') if getattr(chosen, name)]
     if unfit:
         raise ValueError(f'{chosen.model} is an open world model, which takes no --{unfit[0]}')
     worlds = 1 if chosen.sessions is None else chosen.sessions

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..cache.slab_index import SlabIndex
 from ..cache.stores.protocol import SlabStore
+from .anchors import check_anchors
 from .backends.protocol import Backend
 from .memory import Memory
 from .network_calls import SESSION, StepTimes
@@ -27,14 +28,18 @@ _PIECE = 2**20  # bytes read at a time
 class Engine:
     """One model, whose sessions share its weights, its step times and its pools of pages."""
 
-    def __init__(self, backend: Backend, folder: Path, sessions: int, session_type: type[Session] = Session):
-        """``folder`` holds the weights; ``sessions`` is how many sessions have memory at a time."""
-        self.backend, self._session_type = backend, session_type
+    def __init__(self, backend: Backend, folder: Path, sessions: int, session_type: type[Session] = Session,
+                 anchors: int = 0):
+        """``folder`` holds the weights; ``sessions`` is how many sessions have memory at a time; ``anchors``: how many observed
+        moments each of them keeps, see ``engine.anchors``. Raises ValueError for a preset whose actions do not tell where
+        the robot is."""
+        check_anchors(backend.preset, anchors)
+        self.backend, self._session_type, self._anchors = backend, session_type, anchors
         self.spec = backend.preset
         self.folder = folder
         self.sessions = sessions
         self.memory = Memory(backend.preset, backend.storage, sessions, backend.older, backend.distant,
-                             backend.before_writing)
+                             backend.before_writing, anchors)
         self.slab_index = SlabIndex()
         self.step_times = StepTimes()
 
@@ -46,7 +51,7 @@ class Engine:
         return self._session(self.step_times, seed)
 
     def _session(self, step_times: StepTimes, seed: int = 0) -> Session:
-        return self._session_type(self.backend, self.memory, step_times, seed, lambda: self.fingerprint)
+        return self._session_type(self.backend, self.memory, step_times, seed, lambda: self.fingerprint, self._anchors)
 
     @cached_property
     def fingerprint(self) -> str:

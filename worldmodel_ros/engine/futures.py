@@ -30,7 +30,10 @@ class Future:
 class Moment:
     """What a session had seen by frame ``time``, with that frame's ``latent`` and ``features`` (P, D). ``sinks``: latent
     (h, w, Z) and action (A,) of each of the last ``Preset.kept_frames``; where there were fewer frames, the very first is
-    repeated. ``imagined``: how many of the last frames up to ``time`` were not observed, at the end of a branch."""
+    repeated. ``imagined``: how many of the last frames up to ``time`` were not observed, at the end of a branch.
+
+    Only of a session that keeps anchors (``engine.anchors``): these, and ``pose``, x and y [m] and heading [rad] relative to
+    the first frame, as the actions give it."""
 
     cache: SequenceCache
     time: int
@@ -38,6 +41,8 @@ class Moment:
     sinks: tuple[tuple[np.ndarray, np.ndarray], ...]
     features: np.ndarray
     imagined: int = 0
+    pose: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    anchors: tuple[Moment, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..model.checkpoint_description import WORLD_FILE, ModelError, read_description
+from .anchors import check_anchors
 from .backends import BACKENDS, PARALLEL_BACKENDS
 from .device_failure import RankFailure
 
@@ -43,7 +44,7 @@ def load_world(model: str, backend: str = 'auto', threads: int = 1, gpus: int = 
 
 
 def load(model: str = 'tiny', backend: str = 'auto', threads: int = 1, sessions: int = 8, gpus: int = 1,
-         parallel: str = 'sequence') -> Engine:
+         parallel: str = 'sequence', anchors: int = 0) -> Engine:
     """Load a model and return its engine.
 
     ``model`` names a shipped model or a folder that ``worldmodel train`` wrote. ``backend`` is one of ``backends.BACKENDS``:
@@ -52,7 +53,8 @@ def load(model: str = 'tiny', backend: str = 'auto', threads: int = 1, sessions:
     layers' weights in FP8 and, for presets with tiles, the pages too; ``torch-fp4`` also has pages older than a quarter of the
     window in FP4. ``threads`` limits the threads of one network call on a CPU. ``sessions`` may be open at a time; a robot
     needs one, and a second one while it restarts. ``gpus``: how many to run on, if the preset has tiles, divided by
-    ``parallel``, one of ``backends.PARALLEL_KINDS``.
+    ``parallel``, one of ``backends.PARALLEL_KINDS``. ``anchors``: observed moments that each session keeps, to imagine for
+    minutes (``engine.anchors``), on one GPU or a CPU.
 
     Raises ModelError, with the remedy, for a model or back end that is missing or does not work here.
     """
@@ -62,12 +64,16 @@ def load(model: str = 'tiny', backend: str = 'auto', threads: int = 1, sessions:
         raise ModelError(f'unknown backend {backend!r}; choose one of {", ".join(BACKENDS)}')
     _check_numbers(threads, sessions, gpus)
     folder = model_folder(model)
+    try:
+        check_anchors(read_description(folder).preset, anchors)
+    except ValueError as error:
+        raise ModelError(str(error)) from error
     if backend == 'auto':
         backend = 'torch' if _has_gpu() or read_description(folder).preset.tile else 'onnx-int8'
     if gpus > 1 or backend.startswith('torch'):
-        return _torch_engine(str(folder), None, backend, threads, sessions, gpus, parallel)
+        return _torch_engine(str(folder), None, backend, threads, sessions, gpus, parallel, anchors)
     from .backends.onnx import OnnxBackend
-    return Engine(OnnxBackend(folder, threads, quantised=backend == 'onnx-int8'), folder, sessions)
+    return Engine(OnnxBackend(folder, threads, quantised=backend == 'onnx-int8'), folder, sessions, anchors=anchors)
 
 
 def load_random(preset: str, backend: str = 'torch', threads: int = 1, sessions: int = 8, seed: int = 0, gpus: int = 1,
@@ -85,7 +91,10 @@ def _check_numbers(threads: int, sessions: int, gpus: int) -> None:
             raise ModelError(f'{name} must be at least 1, not {number}')
 
 
-def _torch_engine(model: str, seed: int | None, backend: str, threads: int, sessions: int, gpus: int, parallel: str) -> Engine:
+def _torch_engine(model: str, seed: int | None, backend: str, threads: int, sessions: int, gpus: int, parallel: str,
+                  anchors: int = 0) -> Engine:
+    if anchors and gpus > 1:
+        raise ModelError(f'anchors is {anchors}, and a model on several GPUs keeps none: leave it 0, or gpus 1')
     if gpus > 1 and backend not in PARALLEL_BACKENDS:
         raise ModelError(f'back end {backend!r} runs on one GPU; on several: {", ".join(PARALLEL_BACKENDS)}')
     import torch
@@ -98,7 +107,7 @@ def _torch_engine(model: str, seed: int | None, backend: str, threads: int, sess
         networks = source.read()
         made = TorchBackend(networks, threads, source.precision, compiled=backend == 'torch-compiled')
         source.finish(networks)
-        return Engine(made, Path(model), sessions)
+        return Engine(made, Path(model), sessions, anchors=anchors)
     from .distributed.leader import LeadingBackend
     from .distributed.session import RestoringSession
     if torch.cuda.is_available() and torch.cuda.device_count() < gpus:

@@ -42,15 +42,16 @@ class Memory:
     def __init__(self, preset: VideoPreset, storage: Callable[[TileLayout, int], Storage], sessions: int,
                  older: Callable[[TileLayout, int], Storage] | None = None,
                  distant: Callable[[TileLayout, int], Storage] | None = None,
-                 before_writing: Callable[[], None] = lambda: None):
+                 before_writing: Callable[[], None] = lambda: None, anchors: int = 0):
         """``storage`` makes a storage for a layout and a number of pages, ``older`` that of complete slabs, ``distant`` that
-        of slabs older than a quarter of the window. ``before_writing``: see ``Backend``."""
+        of slabs older than a quarter of the window. ``before_writing``: see ``Backend``. ``anchors``: of a session, which have
+        room for a window each; keyframes they mostly share."""
         self.layout = page_layout(preset)
         self.before_writing = before_writing
         self._preset, self._frames = preset, preset.window_frames
         self._slabs = slabs_of(preset.window_frames, self.layout)
         chunk = slabs_of(preset.chunk_frames, self.layout)
-        slabs = [(self._slabs + preset.staying_slabs + 1, 2 * self._slabs + preset.keyframe_slabs + chunk)]
+        slabs = [(self._slabs + preset.staying_slabs + 1, (2 + anchors) * self._slabs + preset.keyframe_slabs + chunk)]
         if older is not None:
             recent = NOT_YET_OLDER + preset.sink_slabs + 1
             slabs.insert(0, (recent, recent + chunk))

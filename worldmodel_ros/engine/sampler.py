@@ -10,6 +10,8 @@ import numpy as np
 
 from worldmodel_ros.cache.sequence import SequenceCache
 from worldmodel_ros.model.sampling import FLOW, ROWS, Steps, adain
+from ..model.rotary import poses_along
+from .anchors import nearest
 from .backends.protocol import Backend
 from .futures import Future, Moment
 from .memory import Memory
@@ -116,14 +118,14 @@ class Chunk:
 
 
 def branch(sampler: Sampler, commit: Callable[..., Calls], moment: Moment, actions: np.ndarray,
-           steps: int | Steps, keep: bool = False) -> Calls[tuple[list[Chunk], Moment]]:
+           steps: int | Steps, keep: bool = False, images: bool = True) -> Calls[tuple[list[Chunk], Moment]]:
     """Imagine ``actions`` (T, A) from a moment, in units; forks its cache before the first one.
 
     ``commit``, the session's, adds each imagined chunk to the fork, where the next chunk sees it; it also commits the sinks
     again for every chunk that sees some, as frames without predecessors. Far ahead, a chunk's statistics are matched to those
     of the ``Preset.kept_frames``. Returns the chunks for ``joined``, and the moment at the end, whose cache is the fork: the
     device may still be working on its pages. With ``keep``, the last chunk is committed too, so that a branch can continue
-    from there.
+    from there. Without ``images``, frames are not decoded, and None.
     """
     spec, total = sampler.spec, len(actions)
     size = spec.chunk_frames
@@ -145,7 +147,7 @@ def branch(sampler: Sampler, commit: Callable[..., Calls], moment: Moment, actio
         z, outcomes = yield from sampler.denoise(cache, time, part, steps)
         if imagined >= spec.anchor_statistics_from:
             z = adain(z, sampler.stack([latent for latent, _ in moment.sinks]), spec.sink_statistics)
-        frames = yield from sampler.decode(z, latent)
+        frames = (yield from sampler.decode(z, latent)) if images else None
         chunks.append(Chunk(part, z, outcomes, latent, frames))
         if start + size < total or keep:
             yield Boundary('commit')
@@ -153,6 +155,24 @@ def branch(sampler: Sampler, commit: Callable[..., Calls], moment: Moment, actio
             time, latent = time + size, z[-1]
     end = replace(moment, cache=cache, time=time, latent=latent, features=features, imagined=moment.imagined + total)
     return chunks, end
+
+
+def branch_from_anchors(sampler: Sampler, commit: Callable[..., Calls], moment: Moment, actions: np.ndarray,
+                        steps: int | Steps, keep: bool = False) -> Calls[tuple[list[Chunk], Moment]]:
+    """As ``branch``, for a moment with anchors: before each chunk, the way from the nearest anchor is imagined again if it is
+    shorter than what was imagined since the last observed frame."""
+    spec, total, chunks = sampler.spec, len(actions), []
+    for start in range(0, total, spec.chunk_frames):
+        part = actions[start:start + spec.chunk_frames]
+        if found := nearest(moment.anchors, moment.pose, spec, moment.imagined):
+            anchor, way = found
+            if len(way):
+                _, anchor = yield from branch(sampler, commit, anchor, way, steps, keep=True, images=False)
+            moment = replace(anchor, anchors=moment.anchors, pose=moment.pose)
+        pose = tuple(poses_along(spec, part, moment.pose)[-1].tolist())
+        added, moment = yield from branch(sampler, commit, moment, part, steps, keep or start + len(part) < total)
+        chunks, moment = chunks + added, replace(moment, pose=pose)
+    return chunks, moment
 
 
 def joined(sampler: Sampler, chunks: list[Chunk], total: int, host: Callable[..., np.ndarray]) -> Future:

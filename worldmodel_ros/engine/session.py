@@ -5,6 +5,7 @@ import functools
 import os
 import time
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +13,12 @@ import numpy as np
 from ..cache.sequence import SequenceCache
 from ..model.rotary import heading_after, poses_along
 from ..model.sampling import Steps
+from .anchors import add_anchor
 from .backends.protocol import Backend
 from .network_calls import BEFORE_DENOISING, Boundary, Call, Calls, NetworkCalls, PartTimes, StepTimes, run
 from .futures import Future, LookAhead, Moment, OwnPlan
 from .memory import Memory
-from .sampler import Chunk, Sampler, branch, joined
+from .sampler import Chunk, Sampler, branch, branch_from_anchors, joined
 from .session_file import Capture, Loaded, most_slabs, read
 from .session_folder import SessionFileError
 
@@ -34,10 +36,10 @@ class Session:
     """
 
     def __init__(self, backend: Backend, memory: Memory, step_times: StepTimes, seed: int = 0,
-                 fingerprint: Callable[[], str] = str):
-        """``fingerprint`` returns ``Engine.fingerprint``, which identifies the model in files."""
+                 fingerprint: Callable[[], str] = str, anchors: int = 0):
+        """``fingerprint`` returns ``Engine.fingerprint``, which identifies the model in files; ``anchors`` as of ``Engine``."""
         self._backend, self._memory, self._step_times = backend, memory, step_times
-        self._fingerprint = fingerprint
+        self._fingerprint, self._most_anchors = fingerprint, anchors
         self.spec = backend.preset
         self._times = PartTimes(step_times)
         self._network_calls = NetworkCalls(backend, self._times)
@@ -54,6 +56,8 @@ class Session:
         self._latent: np.ndarray | None = None
         self._features: np.ndarray | None = None
         self._sinks: tuple[tuple[np.ndarray, np.ndarray], ...] = ()  # for a branch that starts here
+        self._anchors: tuple[Moment, ...] = ()
+        self._pose = (0.0, 0.0, 0.0)  # of the robot at the newest frame, only for anchors
 
     @property
     def frames_seen(self) -> int:
@@ -91,6 +95,11 @@ class Session:
         if spec.kept_frames:
             newest = latent, executed[0].copy()
             self._sinks = *(self._sinks[1:] or (newest,) * (spec.kept_frames - 1)), newest
+        if self._most_anchors:
+            self._pose = tuple(poses_along(spec, executed, self._pose)[-1].tolist())
+            # Between whole slabs, whose pages anchors and session share; not before there is a window to go back to.
+            if self.frames_seen >= spec.window_frames and self.frames_seen % self._memory.layout.frames == 0:
+                self._anchors = add_anchor(self._anchors, replace(self.moment(), anchors=()), self._most_anchors, spec)
 
     def plan(self, goal: str, prefix: np.ndarray | None = None) -> np.ndarray:
         """Return a command chunk (chunk_frames, A) in SI units that drives towards ``goal`` from the newest observation.
@@ -190,7 +199,11 @@ class Session:
     def moment(self) -> Moment:
         """Return a snapshot that ``branching`` can start from later, when the session has moved on."""
         self._require_observation()
-        return Moment(self._cache.fork(), self._time, self._latent, self._sinks, self._features)
+        return replace(self._now(), cache=self._cache.fork())
+
+    def _now(self) -> Moment:
+        return Moment(self._cache, self._time, self._latent, self._sinks, self._features, pose=self._pose,
+                      anchors=self._anchors)
 
     def branching(self, actions: np.ndarray | OwnPlan, steps: int | Steps = 2, moment: Moment | None = None) -> Calls[Future]:
         """``what_if`` from now or from ``moment`` as network calls, in units; forks before the first one."""
@@ -215,8 +228,9 @@ class Session:
             yield Boundary('policy')
             actions = actions.actions(self._backend.host((yield from self.planning(actions.goal, moment=moment))))
         actions = self._actions(actions, len(actions))
-        moment = moment or Moment(self._cache, self._time, self._latent, self._sinks, self._features)
-        return (yield from branch(self._sampler, self._commit, moment, actions, steps, keep))
+        moment = moment or self._now()
+        run_branch = branch_from_anchors if moment.anchors else branch
+        return (yield from run_branch(self._sampler, self._commit, moment, actions, steps, keep))
 
     def capture(self) -> Capture:
         """Return the session as it is now, for a file: a fork, whose pages are copied later. Raises ValueError before the
@@ -247,6 +261,7 @@ class Session:
         self._cache.poses = dict(zip(self._cache.table.slabs.tolist(), map(tuple, state.get('poses', np.zeros(0)).tolist())))
         self._encoder_state, self._latent, self._features = state['encoder_state'], state['latent'], state['features']
         self._sinks = tuple(zip(state.get('sink_latents', ()), state.get('sink_actions', ())))
+        self._anchors, self._pose = (), (0.0, 0.0, 0.0)  # anchors are not in files
 
     def close(self) -> None:
         """Release its pages; the session cannot be used afterwards."""

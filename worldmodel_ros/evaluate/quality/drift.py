@@ -27,14 +27,15 @@ _BINS = 6                              # per channel, of the histogram of colour
 _TURN = 0.3                            # rad/s, at least, for a turn that moves the image by more than the shift's error
 
 
-def drift_record(seed: int, model: Imagination, seconds: float = SECONDS, drive: Drive | None = None
-                 ) -> tuple[dict, np.ndarray]:
+def drift_record(seed: int, model: Imagination, seconds: float = SECONDS, drive: Drive | None = None,
+                 observed: int | None = None) -> tuple[dict, np.ndarray]:
     """Return how the end of a long rollout compares with its beginning, and the same for the true episode.
 
     ``imagined`` and ``true`` of the record: see ``_Observer.compare``. Also returns a strip of images, uint8
-    (2, N, H, W, 3), true and imagined, at PICTURES. ``drive``: the true episode, if already recorded.
+    (2, N, H, W, 3), true and imagined, at PICTURES. ``drive``: the true episode, if already recorded, with the actions that
+    sessions are given. ``observed``: its first frames that they see; None: as many as others compare with.
     """
-    spec, context = model.spec, context_of(model.spec)
+    spec, context = model.spec, context_of(model.spec) if observed is None else observed
     steps = drift_steps(spec, seconds)
     drive = drive or record_drive(seed, context + steps, spec.image_size, MIX)
     truth, dream = _Observer(steps, drive.actions[context:]), _Observer(steps, drive.actions[context:])

@@ -36,12 +36,13 @@ class SessionMemory:
 
 class TiledImagination(Imagination):
     """Like ``Imagination``, for at most ``streams`` at a time: observing new ones closes earlier ones. ``backend`` runs the
-    model; None: in float32."""
+    model; None: in float32. ``anchors``: as of ``Engine``."""
 
-    def __init__(self, model: WorldModel, folder: Path, streams: int, backend: TorchBackend | None = None) -> None:
+    def __init__(self, model: WorldModel, folder: Path, streams: int, backend: TorchBackend | None = None,
+                 anchors: int = 0) -> None:
         self.model, self.spec = model, model.preset
         self.device = next(model.parameters()).device
-        self._engine, self._open = Engine(backend or TorchBackend(model), folder, streams), []
+        self._engine, self._open = Engine(backend or TorchBackend(model), folder, streams, anchors=anchors), []
 
     def observe(self, frames: np.ndarray, executed: np.ndarray, seeds: tuple[int, ...]) -> SessionMemory:
         for session in self._open:

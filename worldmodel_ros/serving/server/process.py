@@ -56,6 +56,7 @@ class Options:
     host_ca: str = ''            # the authorities of their certificates,
     host_certificate: str = ''   # and its own with the key
     resident: int = 0            # sessions that have pages at a time, the others being in the store; 0: all
+    anchors: int = 0             # observed moments that a session keeps, to imagine for minutes (engine.anchors)
 
     def __post_init__(self) -> None:
         """Raise ValueError for invalid values."""
@@ -135,7 +136,8 @@ def _serve(listening, options: Options) -> None:
 
     # One more, since a robot may reconnect before its former session is closed.
     places = min(options.resident or options.sessions, options.sessions) + 1
-    engine = load(options.model, options.backend, options.threads, places, options.gpus, options.parallel)
+    engine = load(options.model, options.backend, options.threads, places, options.gpus, options.parallel,
+                  options.anchors)
     smaller = load(options.smaller, options.backend, options.threads, options.sessions + 1) if options.smaller else None
     ticks = RATE / engine.spec.step_period if options.ticks is None else options.ticks
     quotas = Quotas(ticks, options.questions, options.shortest_due)
