@@ -90,7 +90,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--resident', type=int, default=0, metavar='N', help='number of sessions that have pages at a time; '
                         'the others are in the store until they are expected to tick (default: 0, all)')
     parser.add_argument('--anchors', type=int, default=0, metavar='N', help='number of observed moments that a session keeps, '
-                        'from which what is far ahead is imagined again; more memory on the device, and about three times '
+                        'from which what is far ahead is imagined again; more memory on the device, and four to five times '
                         'the work, for the same room after minutes (default: 0)')
     parser.add_argument('--host-address', default='', metavar='URL', help='wss://host:port of the gateway of this server, '
                         'through which sessions of other hosts come here (default: none)')
