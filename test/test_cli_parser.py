@@ -80,6 +80,11 @@ def test_up_names_an_argument_that_the_bringup_does_not_have(capsys, tmp_path):
     assert "'colour' is unknown" in capsys.readouterr().err
 
 
+def test_up_names_an_argument_that_only_the_simulated_robot_has(capsys, tmp_path):
+    assert cli.main(['up', '--target', 'robot', '--set', 'seed:=7', '--logs', str(tmp_path)]) == 1
+    assert "argument 'seed' has no effect with --target robot: leave it out" in capsys.readouterr().err
+
+
 def test_up_shows_the_arguments_of_a_target_and_starts_nothing(capsys, tmp_path):
     assert cli.main(['up', '--target', 'robot', '--show-args', '--logs', str(tmp_path / 'log')]) == 0
     shown = capsys.readouterr().out

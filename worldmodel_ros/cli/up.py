@@ -8,6 +8,7 @@ from worldmodel_ros.cli import arguments
 from worldmodel_ros.cli.supervision import supervise
 
 if TYPE_CHECKING:
+    from worldmodel_ros.bringup.description import Description, NodeDescription
     from worldmodel_ros.bringup.supervisor import Supervisor
 
 _EXAMPLES = """\
@@ -46,6 +47,7 @@ def _run(chosen: argparse.Namespace) -> int:
     import signal
 
     from worldmodel_ros.bringup import fleet
+    from worldmodel_ros.bringup.description import DescriptionError
     from worldmodel_ros.bringup.environment import network
 
     if chosen.show_args:
@@ -61,10 +63,16 @@ def _run(chosen: argparse.Namespace) -> int:
         signal.pause()
         return 0
 
-    return supervise('up', chosen, lambda description: [
-        (name, description.resolve(chosen.target, values, chosen.parameters))
-        for name, values in fleet.robots(chosen.target, chosen.namespace, dict(chosen.set))], starting, wait,
-        this_machine_only=chosen.target == 'sim')
+    def robots(description: Description) -> list[tuple[str, tuple[NodeDescription, ...]]]:
+        without_effect = {name for name, _ in chosen.set} & {argument.name for argument in description.arguments}
+        without_effect -= {argument.name for argument in description.arguments_for(chosen.target)}
+        if without_effect:
+            raise DescriptionError(f"argument '{min(without_effect)}' has no effect with --target {chosen.target}: leave it "
+                                   f'out; --target {chosen.target} --show-args lists those that have one')
+        return [(name, description.resolve(chosen.target, values, chosen.parameters))
+                for name, values in fleet.robots(chosen.target, chosen.namespace, dict(chosen.set))]
+
+    return supervise('up', chosen, robots, starting, wait, this_machine_only=chosen.target == 'sim')
 
 
 def _show_arguments(target: str) -> int:

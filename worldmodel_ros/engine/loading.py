@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..model.checkpoint_description import WORLD_FILE, ModelError, read_description
-from .anchors import check_anchors
 from .backends import BACKENDS, PARALLEL_BACKENDS
 from .device_failure import RankFailure
 
@@ -58,6 +57,7 @@ def load(model: str = 'tiny', backend: str = 'auto', threads: int = 1, sessions:
 
     Raises ModelError, with the remedy, for a model or back end that is missing or does not work here.
     """
+    from .anchors import check_anchors
     from .engine import Engine
 
     if backend not in BACKENDS:
