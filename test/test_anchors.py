@@ -67,6 +67,7 @@ def test_a_short_way_back_is_driven_backwards_and_none_is_driven_where_the_robot
     assert (way_between(TINY, (0, 0, 0), (-0.12, 0, 0))[:, 0] <= 0.0).all()
     assert len(way_between(TINY, (1, 2, 0.5), (1, 2, 0.5 + 2 * np.pi))) == 0
     forwards = replace(TINY, name='forwards', action_low=(0.0, -1.5))
+    assert len(way_between(forwards, (1, 2, 0.5), (1, 2, 0.5))) == 0
     way = way_between(forwards, (0, 0, 0), (-0.12, 0, 0))
     assert (way[:, 0] >= 0.0).all()
     np.testing.assert_allclose(poses_along(forwards, way)[-1, :2], (-0.12, 0), atol=1e-5)

@@ -52,32 +52,48 @@ def nearest(anchors: Sequence[Moment], pose: Pose, preset: Preset, below: int) -
     ``below`` frames."""
     found = None
     for anchor in reversed(anchors):  # of equally near ones the newest, whose keyframes know more
-        if not anchor.cache.lost and len(way := way_between(preset, anchor.pose, pose)) < below:
-            found, below = (anchor, way), len(way)
-    return found
+        if not anchor.cache.lost and (frames := _frames(preset, _moves(preset, anchor.pose, pose))) < below:
+            found, below = anchor, frames
+    return None if found is None else (found, way_between(preset, found.pose, pose))
 
 
 def way_between(preset: Preset, start: Pose, goal: Pose) -> np.ndarray:
     """Return actions (T, A), whole chunks, that lead from a pose to another: turn, drive straight, turn; forwards or backwards,
     whichever is shorter, within the actions' limits. Shorter ways stand still first."""
-    away, direction = math.hypot(goal[0] - start[0], goal[1] - start[1]), math.atan2(goal[1] - start[1], goal[0] - start[0])
-    low, high = (np.array(limits)[[preset.forward, preset.turn]] * preset.step_period
-                 for limits in (preset.action_low, preset.action_high))
+    moves = _moves(preset, start, goal)
+    way = np.zeros((_frames(preset, moves), preset.actions), np.float32)
+    begin = len(way) - sum(count for *_, count in moves)
+    for action, amount, count in moves:
+        way[begin:begin + count, action] = amount / max(count, 1) / preset.step_period
+        begin += count
+    return way
+
+
+def _moves(preset: Preset, start: Pose, goal: Pose) -> list[tuple[int, float, int]]:
+    """Return the parts of ``way_between``: index of the action, m or rad, and frames."""
+    x, y = goal[0] - start[0], goal[1] - start[1]
+    away, direction = math.hypot(x, y), math.atan2(y, x)
     away = away if away > STANDS else 0.0
     ways = []
     for way, face in ((away, direction), (-away, direction + math.pi)):
-        if way < 0.0 and low[0] >= 0.0:  # a robot that cannot drive backwards
+        if way < 0.0 and preset.action_low[preset.forward] >= 0.0:  # a robot that cannot drive backwards
             continue
         first = _wrapped(face - start[2]) if away else 0.0
-        moves = []
-        for axis, amount in ((1, first), (0, way), (1, _wrapped(goal[2] - start[2] - first))):
-            count = math.ceil(abs(amount) / (high[axis] if amount > 0.0 else -low[axis]) - 1e-9)
-            move = np.zeros((count, preset.actions), np.float32)
-            move[:, (preset.forward, preset.turn)[axis]] = amount / max(count, 1) / preset.step_period
-            moves.append(move)
-        ways.append(np.concatenate(moves))
-    shortest = min(ways, key=len)
-    return np.concatenate([np.zeros((-len(shortest) % preset.chunk_frames, preset.actions), np.float32), shortest])
+        parts = (preset.turn, first), (preset.forward, way), (preset.turn, _wrapped(goal[2] - start[2] - first))
+        ways.append([(action, amount, _frames_of(preset, action, amount)) for action, amount in parts])
+    return min(ways, key=lambda moves: sum(count for *_, count in moves))
+
+
+def _frames_of(preset: Preset, action: int, amount: float) -> int:
+    if not amount:
+        return 0
+    fastest = preset.action_high[action] if amount > 0.0 else -preset.action_low[action]
+    return math.ceil(abs(amount) / (fastest * preset.step_period) - 1e-9)
+
+
+def _frames(preset: Preset, moves: Sequence[tuple[int, float, int]]) -> int:
+    """Return the frames of moves, in whole chunks."""
+    return -(-sum(count for *_, count in moves) // preset.chunk_frames) * preset.chunk_frames
 
 
 def _wrapped(angle: float) -> float:
