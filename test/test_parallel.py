@@ -22,6 +22,7 @@ from torch import nn
 from worldmodel_ros.cache.stores.host import HostStore
 from worldmodel_ros.engine.backends.pinned_inputs import Inputs
 from worldmodel_ros.engine.distributed import supervisor
+from worldmodel_ros.engine.distributed.processes import Processes
 from worldmodel_ros.engine.device_failure import RankFailure
 from worldmodel_ros.engine.loading import load
 from worldmodel_ros.engine.session_store import SessionLog, read_newest
@@ -354,6 +355,7 @@ STUCK = """
 import ctypes
 from worldmodel_ros.engine.distributed import supervisor
 from worldmodel_ros.engine.distributed.processes import Processes
+from worldmodel_ros.engine.distributed.processes import Processes
 
 def waits_for_the_device():
     ctypes.PyDLL(None).sleep(60)  # and holds Python's lock
@@ -375,6 +377,27 @@ def test_rank_0_ends_with_a_reason_when_it_cannot_get_away_from_the_dead(dissolv
     assert done.returncode == 1
     assert 'a message was lost; starting all of them again' in done.stderr
     assert said in done.stderr and dissolve in done.stderr
+
+
+def test_the_end_of_a_process_is_the_reason_even_if_a_message_to_it_failed_first():
+    class Ending(Processes):
+        def check(self, patience=0.0, also=None):
+            if also is None:
+                raise RankFailure('rank 1 of the model (process 7) was ended by signal 9')
+            super().check(patience, also)
+
+    said = threading.Event()
+
+    def assemble():
+        assert said.wait(30.0)
+        return Processes([])
+    watched = supervisor.Supervisor(Ending([]), assemble, lambda: None)
+    try:
+        assert str(watched.failed(0, BrokenPipeError(32, 'Broken pipe'))) == (
+            'rank 1 of the model (process 7) was ended by signal 9')
+    finally:
+        said.set()
+        watched.close()
 
 
 @pytest.mark.parametrize('count, parallel, backend, reason', [

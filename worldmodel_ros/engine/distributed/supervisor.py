@@ -19,6 +19,7 @@ from .processes import Processes
 _log = logging.getLogger(__name__)
 
 LOOK_S = 0.02  # polling period of work on a device
+ENDING_S = 0.2  # from a failed message to a process until its end is seen
 RETRY_S = (1.0, 2.0, 5.0, 10.0)  # delays between attempts to start the processes
 AWAITED_S = 30.0  # timeout for others to take an order or return their pages; both can be large
 DISSOLVING_S = 30.0  # timeout of dissolving, including the end of the processes, which can take most of it
@@ -144,7 +145,12 @@ class Supervisor:
         except RankFailure as failure:
             return str(failure)
         if self._woken.poll():
-            return self._woken.recv()
+            if reported := self._woken.recv():
+                try:  # a message to a process that is ending fails before its end is seen, which says more
+                    self._processes.check(ENDING_S)
+                except RankFailure as failure:
+                    return str(failure)
+            return reported
         now = time.monotonic()
         try:
             while self._work and (self._work[0].epoch != self.epoch or self._work[0].event.query()):
