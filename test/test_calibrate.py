@@ -28,9 +28,10 @@ from worldmodel_ros import cli
 from worldmodel_ros.bags.problems import BagError
 from worldmodel_ros.calibrate import pattern
 from worldmodel_ros.calibrate.recording import Signals, calibrate, read, with_time_out
-from worldmodel_ros.calibrate.response import CannotTell, fit, increments
+from worldmodel_ros.calibrate.response import CannotTell, fit
 from worldmodel_ros.clocks import wall_minus_steady
 from worldmodel_ros.inputs.camera import Lens
+from worldmodel_ros.motion import increments
 from worldmodel_ros.nodes.calibrator import node as calibrator
 from worldmodel_ros.nodes.calibrator.node import HELD, Calibrator, Run, drive
 from worldmodel_ros.nodes.common.messages import time_message

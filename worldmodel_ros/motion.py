@@ -78,14 +78,19 @@ def along_arc(poses: np.ndarray, twists: np.ndarray, seconds: float) -> np.ndarr
     return moved
 
 
+def increments(poses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return how far a robot went ahead [m] and turned left [rad] between poses (M + 1, 3) in the plane."""
+    x, y, yaw = poses.T
+    turned = np.remainder(np.diff(yaw) + np.pi, 2 * np.pi) - np.pi
+    middle = yaw[:-1] + turned / 2
+    return np.diff(x) * np.cos(middle) + np.diff(y) * np.sin(middle), turned
+
+
 def twists_between(poses: np.ndarray, seconds: float) -> np.ndarray:
     """Return the constant twists (T, 2), m/s and rad/s, that lead from each of the poses (T + 1, 3) to the next one in
     ``seconds``, the inverse of ``along_arc``. A move to the side, which no such twist gives, is left out."""
-    moved = np.diff(poses, axis=0)
-    half = ((moved[:, 2] + np.pi) % (2.0 * np.pi) - np.pi) / 2
-    heading = poses[:-1, 2] + half
-    ahead = moved[:, 0] * np.cos(heading) + moved[:, 1] * np.sin(heading)
-    return np.stack([ahead / np.sinc(half / np.pi), 2.0 * half], 1) / seconds
+    ahead, turned = increments(poses)
+    return np.stack([ahead / np.sinc(turned / (2 * np.pi)), turned], 1) / seconds
 
 
 @lru_cache(maxsize=64)

@@ -12,17 +12,18 @@ import numpy as np
 METRE, RADIAN = 1.0, 1.25  # a sideways move of 1 m shows as much new content as a turn of 0.8 rad, half a camera's view
 
 
-def least_needed(poses: np.ndarray, observed: np.ndarray) -> int:
+def least_needed(poses: np.ndarray, observed: np.ndarray, metre: float = METRE, radian: float = RADIAN) -> int:
     """Return the index of the slab to drop of n >= 2, oldest first.
 
     ``poses`` (n, 3): x and y in m, heading in rad. ``observed`` bool (n,): slabs with only observed frames. Of the two most
     similar poses, the older is dropped. If some slabs are imagined, one of these is dropped: the one most similar to another
     slab, and of two imagined ones the newer, so that what was imagined does not change. An imagined error in place of an
-    observation would last for as long as the session imagines.
+    observation would last for as long as the session imagines. ``metre`` and ``radian``: how unlike poses are that are so far
+    apart.
     """
     apart = poses[:, None] - poses
     turned = np.abs((apart[..., 2] + math.pi) % (2.0 * math.pi) - math.pi)
-    unlike = METRE * np.hypot(apart[..., 0], apart[..., 1]) + RADIAN * turned
+    unlike = metre * np.hypot(apart[..., 0], apart[..., 1]) + radian * turned
     unlike[np.tri(len(poses), dtype=bool)] = math.inf
     if not observed.all():
         unlike[observed[:, None] & observed] = math.inf

@@ -18,9 +18,9 @@ from worldmodel_ros.inputs.images import ImageError, read as read_image
 from worldmodel_ros.inputs.odometry import yaw_of
 from worldmodel_ros.inputs.ticks import is_usable
 from worldmodel_ros.model.presets import TINY
-from worldmodel_ros.motion import MOTOR_LAG
+from worldmodel_ros.motion import MOTOR_LAG, increments
 from . import vision
-from .response import CannotTell, Estimate, Response, fit, increments
+from .response import CannotTell, Estimate, Response, fit
 
 NS = 1_000_000_000
 _OTHER_CLOCK = 1.0       # s, from stamp to receipt, from which on a stamp is of another clock

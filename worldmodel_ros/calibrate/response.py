@@ -135,11 +135,3 @@ def _best(square: np.ndarray, product: np.ndarray, total: float) -> _Best:
     k = int(error.argmin())
     lag, dead = divmod(k, len(DEAD_TIMES))
     return _Best(float(DEAD_TIMES[dead] + LAGS[lag]), float(product[k] / max(square[k], 1e-12)), float(error[k]))
-
-
-def increments(poses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return how far a robot went ahead [m] and turned left [rad] between poses (M + 1, 3) in the plane."""
-    x, y, yaw = poses.T
-    turned = np.remainder(np.diff(yaw) + np.pi, 2 * np.pi) - np.pi
-    middle = yaw[:-1] + turned / 2
-    return np.diff(x) * np.cos(middle) + np.diff(y) * np.sin(middle), turned

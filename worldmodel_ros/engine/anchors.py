@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..cache.keyframes import least_needed
 from ..model.presets import FORWARD, TURN, Preset
 
 if TYPE_CHECKING:
@@ -38,12 +39,8 @@ def add_anchor(anchors: tuple[Moment, ...], moment: Moment, count: int, preset: 
     shortest time the older one is left out."""
     kept = [each for each in anchors if not each.cache.lost] + [moment]
     if len(kept) > count:
-        poses = np.array([each.pose for each in kept])
-        apart = poses[:, None] - poses
-        seconds = (np.hypot(apart[..., 0], apart[..., 1]) / preset.action_high[preset.forward]
-                   + np.abs(_wrapped(apart[..., 2])) / preset.action_high[preset.turn])
-        seconds[np.tri(len(kept), dtype=bool)] = math.inf
-        del kept[int(seconds.argmin()) // len(kept)]
+        poses, seen = np.array([each.pose for each in kept]), np.ones(len(kept), bool)
+        del kept[least_needed(poses, seen, 1.0 / preset.action_high[preset.forward], 1.0 / preset.action_high[preset.turn])]
     return tuple(kept)
 
 
@@ -78,8 +75,9 @@ def _moves(preset: Preset, start: Pose, goal: Pose) -> list[tuple[int, float, in
     for way, face in ((away, direction), (-away, direction + math.pi)):
         if way < 0.0 and preset.action_low[preset.forward] >= 0.0:  # a robot that cannot drive backwards
             continue
-        first = _wrapped(face - start[2]) if away else 0.0
-        parts = (preset.turn, first), (preset.forward, way), (preset.turn, _wrapped(goal[2] - start[2] - first))
+        first = math.remainder(face - start[2], math.tau) if away else 0.0
+        last = math.remainder(goal[2] - start[2] - first, math.tau)
+        parts = (preset.turn, first), (preset.forward, way), (preset.turn, last)
         ways.append([(action, amount, _frames_of(preset, action, amount)) for action, amount in parts])
     return min(ways, key=lambda moves: sum(count for *_, count in moves))
 
@@ -94,7 +92,3 @@ def _frames_of(preset: Preset, action: int, amount: float) -> int:
 def _frames(preset: Preset, moves: Sequence[tuple[int, float, int]]) -> int:
     """Return the frames of moves, in whole chunks."""
     return -(-sum(count for *_, count in moves) // preset.chunk_frames) * preset.chunk_frames
-
-
-def _wrapped(angle: float) -> float:
-    return (angle + math.pi) % (2.0 * math.pi) - math.pi

@@ -142,15 +142,12 @@ class Supervisor:
         """Return why the processes must be replaced, or ''; takes up to LOOK_S."""
         try:
             self._processes.check(LOOK_S, self._woken)
+            if self._woken.poll() and (reported := self._woken.recv()):
+                # A message to a process that is ending fails before its end is seen, which says more.
+                self._processes.check(ENDING_S)
+                return reported
         except RankFailure as failure:
             return str(failure)
-        if self._woken.poll():
-            if reported := self._woken.recv():
-                try:  # a message to a process that is ending fails before its end is seen, which says more
-                    self._processes.check(ENDING_S)
-                except RankFailure as failure:
-                    return str(failure)
-            return reported
         now = time.monotonic()
         try:
             while self._work and (self._work[0].epoch != self.epoch or self._work[0].event.query()):
