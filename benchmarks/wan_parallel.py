@@ -182,7 +182,7 @@ def exchange_ms(run: wan.Run, group: SequenceParallel, model: wan.Model) -> floa
 
     def messages() -> None:
         for _ in range(10):
-            group.exchange_products(lambda rank: part, c.head_dim)
+            group.exchange_products(lambda rank, out: part, c.head_dim)
             group.sum(squares)
             group.exchange(attended, 0, 1)
     messages()

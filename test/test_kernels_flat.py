@@ -129,6 +129,9 @@ def test_rows_take_a_scale_and_shift_of_each_value_and_come_in_another_type(adde
     parts = torch.stack([x, y], 1)
     torch.testing.assert_close(rows_triton.inverse_rms(parts), rows.inverse_rms(parts))
     torch.testing.assert_close(rows.inverse_rms(parts)[1], (y.square().mean(-1) + 1e-6).rsqrt())
+    shares = [each.mean_squares(parts, count=2) for each in (rows_triton, rows)]
+    torch.testing.assert_close(*shares)
+    torch.testing.assert_close((2.0 * shares[1]).rsqrt(), rows.inverse_rms(parts))
 
 
 @pytest.mark.parametrize('form', [torch.contiguous_format, torch.channels_last_3d])

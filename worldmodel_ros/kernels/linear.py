@@ -12,8 +12,9 @@ DEEP, FULL = 4, 1024
 
 
 def fp8_linear(x: Rounded, weight: Tensor, weight_scale: Tensor, bias: Tensor | None = None,
-               dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """Return x W^T + bias in ``dtype`` (M, N), for e4m3 rows (M, K) of x and W (N, K), with scales (M, 1) and (1, N), float32.
+               dtype: torch.dtype = torch.bfloat16, out: Tensor | None = None) -> Tensor:
+    """Return x W^T + bias in ``dtype`` (M, N), for e4m3 rows (M, K) of x and W (N, K), with scales (M, 1) and (1, N), float32;
+    written to ``out``, if given.
 
     GPUs that multiply FP8 (compute capability 8.9 and up) use torch's library, which needs K and N to be multiples of 16,
     bfloat16 for bias and ``dtype``, and on Hopper accumulates with 14 bits: about what rounding to bfloat16 costs. There a deep
@@ -22,13 +23,14 @@ def fp8_linear(x: Rounded, weight: Tensor, weight_scale: Tensor, bias: Tensor | 
     """
     values, scale = x
     if values.is_cuda and dtype is torch.bfloat16 and torch.cuda.get_device_capability(values.device) >= (8, 9):
-        if values.shape[1] >= DEEP * len(weight) and len(values) >= FULL:
+        if values.shape[1] >= DEEP * len(weight) and len(values) >= FULL and out is None:
             from . import linear_hopper
             if linear_hopper.supports(values):
                 return linear_hopper.fp8_linear_hopper(x, weight, weight_scale, bias)
         return torch._scaled_mm(values, weight.t(), scale_a=scale, scale_b=weight_scale, bias=bias, out_dtype=dtype,
-                                use_fast_accum=True)
-    return fp8_linear_reference(x, weight, weight_scale, bias).to(dtype)
+                                use_fast_accum=True, **({} if out is None else {'out': out}))
+    product = fp8_linear_reference(x, weight, weight_scale, bias)
+    return product.to(dtype) if out is None else out.copy_(product)
 
 
 def fp8_linear_gelu(x: Rounded, weight: Tensor, weight_scale: Tensor, bias: Tensor | None, static: Tensor,

@@ -21,7 +21,8 @@ Rounded = tuple[Tensor, Tensor]  # e4m3 (M, K) and the rows' scales, float32 (M,
 
 
 def row_kernels(x: Tensor) -> ModuleType:
-    """Return the module with ``quantise_rows``, ``modulate_rows``, ``inverse_rms`` and ``gelu_rows`` for the device of x."""
+    """Return the module with ``quantise_rows``, ``modulate_rows``, ``inverse_rms``, ``mean_squares`` and ``gelu_rows`` for the
+    device of x."""
     # Not every machine without a GPU has Triton.
     return import_module(f'{__name__}_triton' if x.is_cuda else __name__)
 
@@ -64,6 +65,12 @@ def modulate_rows(x: Tensor, shift: Tensor, scale: Tensor, added: tuple[Tensor, 
 def inverse_rms(x: Tensor, eps: float = 1e-6) -> Tensor:
     """Return RMSNorm's factors of rows: x (M, parts, D) to float32 (parts, M)."""
     return (x.float().square().mean(-1) + eps).rsqrt().t().contiguous()
+
+
+def mean_squares(x: Tensor, eps: float = 1e-6, count: int = 1) -> Tensor:
+    """Return what ``count`` processes add up, each for its part of the rows, to a sum whose inverse root is RMSNorm's
+    factor: x (M, parts, D) to float32 (parts, M)."""
+    return ((x.float().square().mean(-1) + eps) / count).t().contiguous()
 
 
 def add_rows(x: Tensor, y: Tensor, gate: Tensor) -> Tensor:

@@ -46,12 +46,21 @@ def modulate_rows(x: Tensor, shift: Tensor, scale: Tensor, added: tuple[Tensor, 
 
 def inverse_rms(x: Tensor, eps: float = 1e-6) -> Tensor:
     """As in ``rows``, for the last axis contiguous."""
+    return _squares(x, eps, 1, inverse=True)
+
+
+def mean_squares(x: Tensor, eps: float = 1e-6, count: int = 1) -> Tensor:
+    """As in ``rows``, for the last axis contiguous."""
+    return _squares(x, eps, count, inverse=False)
+
+
+def _squares(x: Tensor, eps: float, count: int, inverse: bool) -> Tensor:
     rows, parts, width = x.shape
     if x.stride(2) != 1:
         raise ValueError(f'x {tuple(x.shape)} with strides {x.stride()}: its last axis must be contiguous')
     out = torch.empty((parts, rows), dtype=torch.float32, device=x.device)
-    _inverse_rms[(rows, parts)](x, out, x.stride(0), x.stride(1), rows, eps, D=width, **blocks(width),
-                                num_warps=warps(width))
+    _mean_squares[(rows, parts)](x, out, x.stride(0), x.stride(1), rows, eps, 1.0 / count, D=width, INVERSE=inverse,
+                                 **blocks(width), num_warps=warps(width))
     return out
 
 
@@ -137,7 +146,8 @@ def store_row(parts, out, scales, static, static_stride, largest, row, D: tl.con
 
 
 @triton.jit
-def _inverse_rms(x, out, row_stride, part_stride, rows, eps, D: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
+def _mean_squares(x, out, row_stride, part_stride, rows, eps, share, D: tl.constexpr, INVERSE: tl.constexpr,
+                  BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     d = tl.arange(0, BLOCK)
     squares = tl.zeros([BLOCK], tl.float32)
@@ -145,7 +155,8 @@ def _inverse_rms(x, out, row_stride, part_stride, rows, eps, D: tl.constexpr, BL
         at = block * BLOCK + d
         value = tl.load(x + row * row_stride + part * part_stride + at, mask=at < D, other=0.0).to(tl.float32)
         squares += value * value
-    tl.store(out + part * rows + row, tl.rsqrt(tl.sum(squares, 0) / D + eps))
+    mean = tl.sum(squares, 0) / D + eps
+    tl.store(out + part * rows + row, tl.rsqrt(mean) if INVERSE else mean * share)
 
 
 @triton.jit

@@ -49,18 +49,18 @@ class Fp8Linear(nn.Module):
         self.register_buffer('bound', torch.stack([longest, addend]))
 
     def forward(self, x: Tensor | Rounded, gelu: Tensor | None = None,
-                rotate: tuple[Tensor, Tensor, Tensor] | None = None) -> Tensor | Rounded:
+                rotate: tuple[Tensor, Tensor, Tensor] | None = None, out: Tensor | None = None) -> Tensor | Rounded:
         """Map x (..., K), or rounded rows (M, K), to (..., N) or (M, N).
 
         For rounded rows only: with ``gelu``, scales () or (M, 1), return the results' GELU rounded by these; with ``rotate``,
-        rotary (2, M, d / 2) and the norms' weights (d,), return qkv (M, 3, H, d), rotated.
+        rotary (2, M, d / 2) and the norms' weights (d,), return qkv (M, 3, H, d), rotated; with ``out``, write to it.
         """
         if gelu is not None:
             return fp8_linear_gelu(x, self.weight, self.weight_scale, self.bias, gelu, self.dtype)
         if rotate is not None:
             return fp8_linear_rotate(x, self.weight, self.weight_scale, self.bias, *rotate, self.dtype)
         if not isinstance(x, Tensor):
-            return fp8_linear(x, self.weight, self.weight_scale, self.bias, self.dtype)
+            return fp8_linear(x, self.weight, self.weight_scale, self.bias, self.dtype, out)
         rows = row_kernels(x).quantise_rows(x.reshape(-1, x.shape[-1]), self.input_scale)
         return fp8_linear(rows, self.weight, self.weight_scale, self.bias, self.dtype).unflatten(0, x.shape[:-1])
 

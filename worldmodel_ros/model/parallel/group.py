@@ -18,6 +18,7 @@ from types import ModuleType
 import torch
 from torch import Tensor, nn
 
+from ..precision import Fp8Linear
 from . import rounding
 from .link import Link
 
@@ -87,15 +88,15 @@ class SequenceParallel(Group):
         part[join] *= self.count
         return joined.reshape(part)
 
-    def exchange_products(self, product: Callable[[int], Tensor], width: int) -> Tensor:
+    def exchange_products(self, product: Callable[[int, Tensor | None], Tensor], width: int) -> Tensor:
         """Return what all processes have computed for this one, (count, n, K). ``product`` computes from own tokens what a
-        given process is to have, (n, K) for each alike, K a multiple of ``width``. Each part is sent while the next ones are
-        computed; this process's own comes last, and is neither sent nor rounded. The result is valid until the
-        next exchange."""
-        exchange = whole = coding = None
+        given process is to have, (n, K) for each alike, K a multiple of ``width``, and writes it to a second argument, if not
+        None. Each part is sent while the next ones are computed; this process's own comes last, and is neither sent nor
+        rounded. The result is valid until the next exchange."""
+        exchange = coding = None
         sent = []  # must live until it has been sent
         for to, source in self.link.turns():
-            part = product(to)
+            part = product(to, None)
             if self.rounded:
                 coding = _coding(part)
                 sent.append(coding.encode(part.view(len(part), 1, -1, width))[0])
@@ -103,16 +104,15 @@ class SequenceParallel(Group):
                 sent.append(part.view(-1).view(torch.uint8))
             exchange = exchange or self.link.exchange(len(sent[-1]))
             exchange.swap(sent[-1], to, source)
-        own = product(self.rank)
         if self.rounded:
-            whole = own.new_empty(self.count, *own.shape)
+            whole = part.new_empty(self.count, *part.shape)
         else:
-            whole = exchange.rows.view(-1).view(own.dtype).view(self.count, *own.shape)
-        whole[self.rank] = own
+            whole = exchange.rows.view(-1).view(part.dtype).view(self.count, *part.shape)
+        product(self.rank, whole[self.rank])
         exchange.wait()
         if self.rounded:
             for _, source in self.link.turns():
-                out = whole[source].view(len(own), 1, -1, width)
+                out = whole[source].view(len(part), 1, -1, width)
                 coding.decode(exchange.rows[source][None], (len(out), *out.shape[2:]), out.dtype, out)
         return whole
 
@@ -131,7 +131,12 @@ class ExchangedProducts(nn.Module):
         self.shares = nn.ModuleList(with_outputs(linear, outputs[:, rank].flatten()) for rank in range(group.count))
 
     def forward(self, rows: Tensor | tuple[Tensor, Tensor]) -> Tensor:
-        return self._group.exchange_products(lambda rank: self.shares[rank](rows), self._head_dim)
+        def product(rank: int, out: Tensor | None) -> Tensor:
+            share = self.shares[rank]
+            if out is not None and isinstance(share, Fp8Linear) and not isinstance(rows, Tensor):
+                return share(rows, out=out)
+            return share(rows) if out is None else out.copy_(share(rows))
+        return self._group.exchange_products(product, self._head_dim)
 
 
 def with_outputs(linear: nn.Module, outputs: Tensor) -> nn.Module:

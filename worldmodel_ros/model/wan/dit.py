@@ -23,7 +23,7 @@ from ...kernels.quantise import FP8_MAX, SCALE_MIN
 from ...kernels.rows import Rounded, row_kernels
 from ..parallel.group import TensorParallel
 from .config import PATCH, WanConfig
-from .norms import of_all_heads
+from .norms import inverse_rms
 
 KEY_MULTIPLE = 8  # of a prompt's keys, so that attention under a bias needs no copy
 
@@ -126,7 +126,7 @@ class WanBlock(nn.Module):
         y = self.proj(attended.to(self.dtype) if isinstance(attended, Tensor) else attended)
         x, rows, _ = kernels.modulate_rows(x, parts[6], parts[7], (y, parts[2]), self.fp8, film=camera, **options)
         q = self.cross_q(rows)
-        rms = None if self.group is None else of_all_heads(kernels.inverse_rms(q[:, None], self.eps), self.eps, self.group)[0]
+        rms = None if self.group is None else inverse_rms(q[:, None], self.eps, self.group)[0]
         y = self.cross_proj(cross_attention(q, keys, values, bias, self.eps, scale if self.fp8 else None, rms))
         first, second = self.ffn[0], self.ffn[2]
         x, rows, ahead = kernels.modulate_rows(x, parts[3], parts[4], (y, parts[8]), self.fp8,
@@ -138,7 +138,7 @@ class WanBlock(nn.Module):
         """Return keys and values (H, S, d) of embedded text (S, D). The weights of the queries' norm are folded into the
         keys."""
         k, v = self.cross_kv(rows).chunk(2, -1)
-        rms = of_all_heads(row_kernels(k).inverse_rms(k[:, None], self.eps), self.eps, self.group)[0]
+        rms = inverse_rms(k[:, None], self.eps, self.group)[0]
         k = (k.float() * rms[:, None] * (self.cross_k_norm.float() * self.cross_q_norm.float())).to(v.dtype)
         return tuple(part.unflatten(-1, (self.heads, -1)).transpose(0, 1).contiguous() for part in (k, v))
 

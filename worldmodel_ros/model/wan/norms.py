@@ -3,11 +3,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ...kernels.rows import row_kernels
 from ..parallel.group import Group
 
 
-def of_all_heads(rms: Tensor, eps: float, group: Group | None) -> Tensor:
-    """Return RMSNorm's factors over the heads of all processes, from those over own heads (``rows.inverse_rms``)."""
+def inverse_rms(x: Tensor, eps: float, group: Group | None) -> Tensor:
+    """Return RMSNorm's factors of rows over the heads of all processes, float32 (parts, M), from those of own heads
+    (M, parts, D)."""
     if group is None:
-        return rms
-    return (group.sum(rms.pow(-2) - eps) / group.count + eps).rsqrt()
+        return row_kernels(x).inverse_rms(x, eps)
+    return group.sum(row_kernels(x).mean_squares(x, eps, group.count)).rsqrt_()

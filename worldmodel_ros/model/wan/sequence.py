@@ -24,11 +24,11 @@ from ...cache.torch_storage import TorchStorage
 from ...kernels.flat_attention import FlatPlan, flat_attention, to_device, write_flat
 from ...kernels.pages import Pool, Precision
 from ...kernels.quantise import page_form
-from ...kernels.rows import Rounded, row_kernels
+from ...kernels.rows import Rounded
 from ..parallel.group import Group, SequenceParallel
 from ..parallel.pages import HEADS, HeadsOfPages
 from .config import WanConfig, WanPreset
-from .norms import of_all_heads
+from .norms import inverse_rms
 from .rotary import rotate, rotation, time_shift
 
 
@@ -239,7 +239,7 @@ class PagedAttention:
 
     def _write(self, pool: Pool, qkv: Tensor, q_weight: Tensor, k_weight: Tensor) -> tuple[Tensor, Tensor | None]:
         qkv = qkv[:self._tokens]  # runs of processes are padded
-        rms = of_all_heads(row_kernels(qkv).inverse_rms(qkv.flatten(2)[:, :2], self._eps), self._eps, self._group)
+        rms = inverse_rms(qkv.flatten(2)[:, :2], self._eps, self._group)
         if isinstance(self._group, SequenceParallel):
             q_weight, k_weight = (self._group.own(weight, 0) for weight in (q_weight, k_weight))
         return write_flat(pool, self._own, self._slabs, qkv, rms, self._rotary, q_weight, k_weight, self._plan.quantise_q)
