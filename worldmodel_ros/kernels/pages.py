@@ -1,7 +1,7 @@
 """Inputs of the attention: pools of pages by precision, and for every query tile the list of pages that it visits."""
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 
 import numpy as np
@@ -127,3 +127,7 @@ class TileLists:
     @property
     def query_tiles(self) -> int:
         return self.starts.numel() - 1
+
+    def of_tiles(self, begin: int, end: int) -> TileLists:
+        """Those of some successive query tiles; nothing is copied."""
+        return replace(self, starts=self.starts[begin:end + 1], full=self.full[begin:end])

@@ -68,17 +68,36 @@ class PagedTiles:
         return attend_within_frames(qkv)
 
     def over_tiles(self, layer: int, block: Block, qkv: Tensor) -> Tensor:
-        (groups, frames, tiles, run), pools, (heads, dim) = self.shape, self.pools[layer], qkv.shape[4:]
-        own, lists, order = self.own, self.lists[layer], (frames, tiles)
-        q = write_qkv(pools[own.tier], own.pages, own.counts, qkv.view(-1, 3, heads, dim), self.rotary,
-                      block.q_norm.weight, block.k_norm.weight, own.offsets, order)
-        if frames * run == pools[0].page_tokens:
-            return paged_attention(q, pools, lists, by_frame=order).view(*qkv.shape[:3], heads * dim)
+        (groups, frames, tiles, run), (heads, dim) = self.shape, qkv.shape[4:]
+        q = self.write(layer, block, qkv)
+        if self.whole_slabs:
+            return self.attend(layer, q).view(*qkv.shape[:3], heads * dim)
         # An incomplete slab is padded, since the kernels take whole blocks of queries.
         q = F.pad(q.view(groups * tiles, frames * run, heads, dim), (0, 0, 0, 0, 0, -frames * run % QUERY_BLOCK))
-        out = paged_attention(q.view(-1, heads, dim), pools, lists).view(groups, tiles, -1, heads * dim)
+        out = paged_attention(q.view(-1, heads, dim), self.pools[layer], self.lists[layer]).view(groups, tiles, -1, heads * dim)
         out = out[:, :, :frames * run].unflatten(2, (frames, run)).transpose(1, 2)
         return out.reshape(*qkv.shape[:3], heads * dim)
+
+    @property
+    def whole_slabs(self) -> bool:
+        """Whether each group's frames fill its pages."""
+        _, frames, _, run = self.shape
+        return frames * run == self.pools[0][0].page_tokens
+
+    def write(self, layer: int, block: Block, qkv: Tensor) -> Tensor:
+        """Write keys and values of qkv (1, T, P, 3, H, d) to own pages; return the queries (T * P, H, d), tile after tile of each
+        group."""
+        pools, own, (_, frames, tiles, _) = self.pools[layer], self.own, self.shape
+        return write_qkv(pools[own.tier], own.pages, own.counts, qkv.view(-1, 3, *qkv.shape[4:]), self.rotary,
+                         block.q_norm.weight, block.k_norm.weight, own.offsets, (frames, tiles))
+
+    def attend(self, layer: int, q: Tensor, part: int = 0, parts: int = 1) -> Tensor:
+        """Map queries from ``write`` to results (T * P / parts, H * d), frame after frame: those of part number ``part`` of equal
+        ``parts`` of the groups, which are whole slabs."""
+        (groups, frames, tiles, _), each = self.shape, len(q) // parts
+        lists = [table.of_tiles(part * groups // parts * tiles, (part + 1) * groups // parts * tiles)
+                 for table in self.lists[layer]]
+        return paged_attention(q[part * each:(part + 1) * each], self.pools[layer], lists, by_frame=(frames, tiles)).flatten(1)
 
 
 @dataclass(frozen=True)

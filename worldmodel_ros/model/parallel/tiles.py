@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..tile_attention import QUERY_BLOCK
 from .group import ExchangedProducts, SequenceParallel
 
 if TYPE_CHECKING:
@@ -38,7 +39,25 @@ class DividedTiles:
     def over_tiles(self, layer: int, block: Block, qkv: Tensor) -> Tensor:
         """As in ``TileAttention``, for all processes' tokens and own heads, (count, B, T, P, 3, H / count, d)."""
         whole = qkv.movedim(0, self._axis).flatten(self._axis, self._axis + 1).contiguous()
-        return self._to_own(self._whole.over_tiles(layer, block, whole), qkv.shape[-1])
+        if not self._in_parts(whole):
+            return self._to_own(self._whole.over_tiles(layer, block, whole), qkv.shape[-1])
+        q, count = self._whole.write(layer, block, whole), self._group.count
+
+        def product(rank: int, out: Tensor | None) -> Tensor:
+            attended = self._whole.attend(layer, q, rank, count)
+            return attended if out is None else out.copy_(attended)
+        attended = self._group.exchange_products(product, qkv.shape[-1])
+        return attended.transpose(0, 1).reshape(*qkv.shape[1:4], -1)  # the heads of each process in turn
+
+    def _in_parts(self, qkv: Tensor) -> bool:
+        """Return whether attention of each process's frames in turn, so that those of others travel while own ones attend, takes
+        no longer than that of all at once: if a GPU's multiprocessors have as many rounds of blocks of queries."""
+        count = self._group.count
+        if self._axis != FRAMES or self._whole.shape[0] % count or not self._whole.whole_slabs:
+            return False
+        blocks = qkv.shape[FRAMES] * qkv.shape[TOKENS] // QUERY_BLOCK * qkv.shape[-2]
+        processors = torch.cuda.get_device_properties(qkv.device).multi_processor_count if qkv.is_cuda else 1
+        return count * -(-blocks // count // processors) <= -(-blocks // processors)
 
     def _by_heads(self, qkv: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
         whole = self._group.exchange(qkv, divide=HEADS, join=self._axis).contiguous()
