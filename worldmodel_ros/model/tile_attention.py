@@ -85,15 +85,15 @@ class PagedTiles:
         return frames * run == self.pools[0][0].page_tokens
 
     def write(self, layer: int, block: Block, qkv: Tensor) -> Tensor:
-        """Write keys and values of qkv (1, T, P, 3, H, d) to own pages; return the queries (T * P, H, d), tile after tile of each
-        group."""
+        """Write keys and values of qkv (1, T, P, 3, H, d) to own pages; return the queries (T * P, H, d), tile after tile of
+        each group."""
         pools, own, (_, frames, tiles, _) = self.pools[layer], self.own, self.shape
         return write_qkv(pools[own.tier], own.pages, own.counts, qkv.view(-1, 3, *qkv.shape[4:]), self.rotary,
                          block.q_norm.weight, block.k_norm.weight, own.offsets, (frames, tiles))
 
     def attend(self, layer: int, q: Tensor, part: int = 0, parts: int = 1) -> Tensor:
-        """Map queries from ``write`` to results (T * P / parts, H * d), frame after frame: those of part number ``part`` of equal
-        ``parts`` of the groups, which are whole slabs."""
+        """Map queries from ``write`` to results (T * P / parts, H * d), frame after frame: those of part number ``part`` of
+        equal ``parts`` of the groups, which are whole slabs."""
         (groups, frames, tiles, _), each = self.shape, len(q) // parts
         lists = [table.of_tiles(part * groups // parts * tiles, (part + 1) * groups // parts * tiles)
                  for table in self.lists[layer]]

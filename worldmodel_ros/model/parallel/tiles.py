@@ -50,8 +50,8 @@ class DividedTiles:
         return attended.transpose(0, 1).reshape(*qkv.shape[1:4], -1)  # the heads of each process in turn
 
     def _in_parts(self, qkv: Tensor) -> bool:
-        """Return whether attention of each process's frames in turn, so that those of others travel while own ones attend, takes
-        no longer than that of all at once: if a GPU's multiprocessors have as many rounds of blocks of queries."""
+        """Return whether attention of each process's frames in turn, so that those of others travel while own ones attend,
+        takes no longer than that of all at once: if a GPU's multiprocessors have as many rounds of blocks of queries."""
         count = self._group.count
         if self._axis != FRAMES or self._whole.shape[0] % count or not self._whole.whole_slabs:
             return False
