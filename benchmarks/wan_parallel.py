@@ -176,7 +176,7 @@ def exchange_ms(run: wan.Run, group: SequenceParallel, model: wan.Model) -> floa
     c, count = model.config, group.count
     tokens = -(-wan.CHUNK * run.grid[0] * run.grid[1] // count)
     part = torch.zeros(tokens, 3 * c.width // count, dtype=torch.bfloat16, device=run.device)
-    attended = torch.zeros(tokens * count, c.heads // count, c.head_dim, dtype=torch.bfloat16, device=run.device)
+    attended = torch.zeros(tokens, c.width // count, dtype=torch.bfloat16, device=run.device)
     squares = torch.zeros(2, tokens * count, device=run.device)
     calls = len(model.preset.schedule.timesteps) * c.layers
 
@@ -184,7 +184,7 @@ def exchange_ms(run: wan.Run, group: SequenceParallel, model: wan.Model) -> floa
         for _ in range(10):
             group.exchange_products(lambda rank, out: part, c.head_dim)
             group.sum(squares)
-            group.exchange(attended, 0, 1)
+            group.exchange_products(lambda rank, out: attended, c.head_dim, joined=True)
     messages()
     return round(min(run.ms(messages) for _ in range(3)) / 10 * calls, 2)
 

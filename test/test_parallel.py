@@ -464,9 +464,9 @@ def test_messages_are_rounded_by_the_kernels_as_they_are_defined(dtype):
     assert torch.equal(found, rounding.decode(message, (3, 5, 16), dtype))
     message = rounding.encode(x[:, :1])
     for module in (rounding, rounding_triton):
-        out = torch.empty(3, 1, 5, 16, dtype=dtype)
-        module.decode(message, (3, 5, 16), dtype, out)
-        assert torch.equal(out, rounding.decode(message, (3, 5, 16), dtype))
+        whole = torch.zeros(3, 2, 5, 16, dtype=dtype)
+        module.decode(message, (3, 5, 16), dtype, whole[:, 1:])  # next to what comes from another
+        assert torch.equal(whole[:, 1:], rounding.decode(message, (3, 5, 16), dtype)) and not whole[:, 0].any()
 
 
 @pytest.mark.parametrize('rounded', [False, True])
@@ -486,8 +486,8 @@ def test_products_for_other_processes_come_first_and_all_have_those_of_their_hea
 
         turns = Link.turns
 
-        def exchange(self, size):
-            self.rows = torch.empty(count, size, dtype=torch.uint8)
+        def exchange(self, size, joined=1):
+            self.whole = torch.empty(joined, count, size // joined, dtype=torch.uint8)
             return self
 
         def swap(self, sent, to, source):
@@ -496,21 +496,28 @@ def test_products_for_other_processes_come_first_and_all_have_those_of_their_hea
 
         def wait(self):
             for _, source in self.turns():
-                self.rows[source] = between[source, self.rank].get(timeout=30.0)
+                self.whole[:, source] = between[source, self.rank].get(timeout=30.0).view(len(self.whole), -1)
 
     @torch.inference_mode()
     def exchanged(rank):
         link = Threads(rank)
-        products = ExchangedProducts(linear, SequenceParallel(link, rounded), head_dim)
-        order = link.order
+        group, order = SequenceParallel(link, rounded), link.order
+        exchange = group.exchange_products
 
-        def noted(share, forward):
-            return lambda x: (order.append(('product', share)), forward(x))[1]
-        for share, layer in enumerate(products.shares):
-            layer.forward = noted(share, layer.forward)
+        def noted(product, width):
+            return exchange(lambda to, out: (order.append(('product', to)), product(to, out))[1], width)
+        group.exchange_products = noted
+        products = ExchangedProducts(linear, group, head_dim)
         found = products(rows[rank])
         others = [(rank + step) % count for step in range(1, count)]
         assert order == [each for other in others for each in (('product', other), other)] + [('product', rank)]
+
+        def kept(to, out):
+            part = products.shares[to](rows[rank])
+            return part if out is None else out.copy_(part)
+        joined = exchange(kept, head_dim, joined=True)
+        assert joined.shape == (tokens, count, found.shape[2])
+        assert torch.allclose(joined.transpose(0, 1), found, atol=1e-6)
         return found
     with ThreadPoolExecutor(count) as pool:
         for rank, found in enumerate(pool.map(exchanged, range(count))):

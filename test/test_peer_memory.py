@@ -196,9 +196,9 @@ def test_every_message_arrives_and_none_is_overwritten_before_it_was_read():
                 exchange = link.exchange(4 * size)
                 for to, source in link.turns():
                     exchange.swap(parts[to].view(torch.uint8), to, source)
-                exchange.rows[link.rank] = parts[link.rank].view(torch.uint8)
+                exchange.whole[0, link.rank] = parts[link.rank].view(torch.uint8)
                 exchange.wait()
-                found = exchange.rows.view(torch.float32)
+                found = exchange.whole[0].view(torch.float32)
             time.sleep(steps.random() * 2e-3)  # the others may be ahead
             assert torch.equal(found, wanted), message
         return link._peers._memory.forked

@@ -1,14 +1,24 @@
-"""A linear layer in FP8: rows of activations and rows of weights in e4m3, each row with its own scale."""
+"""Linear layers: in FP8, with rows of activations and rows of weights in e4m3, each row with its own scale; and with GELU."""
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from .attention import rotate_qk
 from .rows import Rounded, row_kernels
 
 # Depth over columns, and rows, from which on the Triton product is faster on Hopper (benchmarks/fp8.py).
 DEEP, FULL = 4, 1024
+GELU_ROWS = 512  # rows from which the product computes GELU: cuBLASLt has fewer such kernels, and GELU of few rows is quick
+
+
+def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return GELU, by tanh, of x W^T + bias, for x (M, K) and W (N, K); on Hopper in one kernel, which has no gradient and
+    rounds once."""
+    if x.is_cuda and len(x) >= GELU_ROWS and torch.cuda.get_device_capability(x.device) == (9, 0):
+        return torch._addmm_activation(bias, x, weight.t(), use_gelu=True)
+    return F.gelu(F.linear(x, weight, bias), approximate='tanh')
 
 
 def fp8_linear(x: Rounded, weight: Tensor, weight_scale: Tensor, bias: Tensor | None = None,

@@ -22,14 +22,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..kernels.attention import rotate_qk
+from ..kernels.linear import GELU_ROWS
 from .presets import Preset
 from .rotary import token_order
 from .tile_attention import TileAttention
 from .tile_mask import TileMask
 
 State = tuple[Tensor, ...]  # passed from ``Block.enter`` to ``Block.leave``
-
-GELU_ROWS = 512  # rows from which the product computes GELU: cuBLASLt has fewer such kernels, and GELU of few rows is quick
 
 
 def rotate(x: Tensor, rotary: Tensor) -> Tensor:

@@ -88,11 +88,11 @@ class SequenceParallel(Group):
         part[join] *= self.count
         return joined.reshape(part)
 
-    def exchange_products(self, product: Callable[[int, Tensor | None], Tensor], width: int) -> Tensor:
-        """Return what all processes have computed for this one, (count, n, K). ``product`` computes from own tokens what a
-        given process is to have, (n, K) for each alike, K a multiple of ``width``, and writes it to a second argument, if not
-        None. Each part is sent while the next ones are computed; this process's own comes last, and is neither sent nor
-        rounded. The result is valid until the next exchange."""
+    def exchange_products(self, product: Callable[[int, Tensor | None], Tensor], width: int, joined: bool = False) -> Tensor:
+        """Return what all processes have computed for this one, (count, n, K), or (n, count, K) if ``joined``. ``product``
+        computes what a given process is to have, (n, K) for each alike, K a multiple of ``width``, and writes it to a second
+        argument, if not None. Each part is sent while the next ones are computed; this process's own comes last, and is neither
+        sent nor rounded. The result is valid until the next exchange."""
         exchange = coding = None
         sent = []  # must live until it has been sent
         for to, source in self.link.turns():
@@ -102,18 +102,21 @@ class SequenceParallel(Group):
                 sent.append(coding.encode(part.view(len(part), 1, -1, width))[0])
             else:
                 sent.append(part.view(-1).view(torch.uint8))
-            exchange = exchange or self.link.exchange(len(sent[-1]))
+            exchange = exchange or self.link.exchange(len(sent[-1]), len(part) if joined and not self.rounded else 1)
             exchange.swap(sent[-1], to, source)
         if self.rounded:
-            whole = part.new_empty(self.count, *part.shape)
+            whole = part.new_empty((len(part), self.count, *part.shape[1:]) if joined else (self.count, *part.shape))
+        elif joined:
+            whole = exchange.whole.view(part.dtype)
         else:
-            whole = exchange.rows.view(-1).view(part.dtype).view(self.count, *part.shape)
-        product(self.rank, whole[self.rank])
+            whole = exchange.whole[0].view(part.dtype).view(self.count, *part.shape)
+        places = whole.unbind(1 if joined else 0)
+        product(self.rank, places[self.rank])
         exchange.wait()
         if self.rounded:
             for _, source in self.link.turns():
-                out = whole[source].view(len(part), 1, -1, width)
-                coding.decode(exchange.rows[source][None], (len(out), *out.shape[2:]), out.dtype, out)
+                out = places[source].unflatten(-1, (-1, width)).flatten(1, -2)[:, None]
+                coding.decode(exchange.whole[0, source][None], (len(out), *out.shape[2:]), out.dtype, out)
         return whole
 
 
@@ -133,9 +136,14 @@ class ExchangedProducts(nn.Module):
     def forward(self, rows: Tensor | tuple[Tensor, Tensor]) -> Tensor:
         def product(rank: int, out: Tensor | None) -> Tensor:
             share = self.shares[rank]
-            if out is not None and isinstance(share, Fp8Linear) and not isinstance(rows, Tensor):
+            if out is None:
+                return share(rows)
+            if not isinstance(rows, Tensor):
                 return share(rows, out=out)
-            return share(rows) if out is None else out.copy_(share(rows))
+            if isinstance(share, Fp8Linear) or share.bias is None:
+                return out.copy_(share(rows))
+            torch.addmm(share.bias, rows.flatten(0, -2), share.weight.t(), out=out.flatten(0, -2))
+            return out
         return self._group.exchange_products(product, self._head_dim)
 
 

@@ -27,10 +27,11 @@ _peers: PeerMemory | None = None  # of the default group
 
 
 class Exchange(Protocol):
-    """Messages from each process to each other one. ``rows`` uint8 (R, n): row r came from process r, except the own one, which
-    is the caller's to fill. They are valid from ``wait`` until the link's next ``exchange`` or ``all_to_all``."""
+    """Messages from each process to each other one. ``whole`` uint8 (joined, R, n / joined): [:, r] came from process r, except
+    the own part, which is the caller's to fill. It is valid from ``wait`` until the link's next ``exchange`` or ``all_to_all``.
+    """
 
-    rows: Tensor
+    whole: Tensor
 
     def swap(self, sent: Tensor, to: int, source: int) -> None:
         """Begin to send uint8 (n,) to one process and to receive from another. Leave ``sent`` alone until ``wait``."""
@@ -114,10 +115,10 @@ class Link:
         threading.Thread(target=leave, name='leaving', daemon=True).start()
         return left
 
-    def exchange(self, size: int) -> Exchange:
-        """Begin an exchange of ``size`` bytes from each process to each other one."""
-        exchange = self._peers and self._peers.exchange(size)
-        return exchange or _Messages(self, torch.empty(self.count, size, dtype=torch.uint8, device=self.device))
+    def exchange(self, size: int, joined: int = 1) -> Exchange:
+        """Begin an exchange of ``size`` bytes from each process to each other one, in ``joined`` rows."""
+        exchange = self._peers and self._peers.exchange(size, joined)
+        return exchange or _Messages(self, torch.empty(self.count, size, dtype=torch.uint8, device=self.device), joined)
 
     def all_to_all(self, rows: Tensor, joined: int = 1) -> Tensor:
         """Send row r of uint8 (R, n) to process r. Return what came from all, (joined, R, n / joined): from process r, the
@@ -159,13 +160,14 @@ class Link:
 class _Messages:
     """An ``Exchange`` over torch.distributed."""
 
-    def __init__(self, link: Link, rows: Tensor):
-        self._link, self.rows, self._waits = link, rows, []
+    def __init__(self, link: Link, rows: Tensor, joined: int):
+        self._link, self._rows, self._waits = link, rows, []
+        self.whole = rows.view(link.count, joined, -1).transpose(0, 1)
 
     def swap(self, sent: Tensor, to: int, source: int) -> None:
         sizes = torch.zeros(2, self._link.count, dtype=torch.int64)
         sizes[0, source] = sizes[1, to] = len(sent)
-        work = dist.all_to_all_single(self.rows[source], sent, *sizes.tolist(), group=self._link._messages, async_op=True)
+        work = dist.all_to_all_single(self._rows[source], sent, *sizes.tolist(), group=self._link._messages, async_op=True)
         self._waits.append((work, sent))
 
     def wait(self) -> None:

@@ -109,10 +109,6 @@ class PeerExchange:
     def __init__(self, owner: PeerMemory, rank: int, whole: Tensor):
         self._owner, self._at, self.whole = owner, FLAGS + rank * whole.shape[2], whole
 
-    @property
-    def rows(self) -> Tensor:
-        return self.whole.flatten(0, 1)  # of parts of one row
-
     def swap(self, sent: Tensor, to: int, source: int) -> None:
         with self._owner.using() as memory:
             memory.fork(to)

@@ -34,7 +34,7 @@ def encode(x: Tensor) -> Tensor:
 
 def decode(message: Tensor, shape: tuple[int, int, int], dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
     """Decode the messages uint8 (R, n) of R processes, of shape (G, C, d) each, to (G, R, C, d) in ``dtype``, written to
-    ``out`` if given."""
+    ``out`` if given, where each of the G may be apart from the next."""
     g, c, d = shape
     values = message[:, :g * c * d].view(torch.float8_e4m3fn).unflatten(1, shape)
     scale = message[:, g * c * d:g * c * (d + 4)].view(torch.float32).unflatten(1, (g, c, 1))

@@ -30,7 +30,7 @@ def _encode(x, values, scales, rows, F, R, C, row_bytes, D: tl.constexpr, ROWS: 
 
 
 @triton.jit
-def _decode(values, scales, out, rows, G, R, C, row_bytes, D: tl.constexpr, ROWS: tl.constexpr, TYPE: tl.constexpr,
+def _decode(values, scales, out, rows, G, R, C, row_bytes, stride, D: tl.constexpr, ROWS: tl.constexpr, TYPE: tl.constexpr,
             NATIVE: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)  # of out (G, R, C)
     inside = row < rows
@@ -40,7 +40,7 @@ def _decode(values, scales, out, rows, G, R, C, row_bytes, D: tl.constexpr, ROWS
     bits = tl.load(values + (r * row_bytes + place * D)[:, None] + column, mask=inside[:, None], other=0)
     scale = tl.load(scales + r * (row_bytes // 4) + G * C * D // 4 + place, mask=inside, other=0.0)
     part = from_e4m3(bits, tl.float32, NATIVE) * scale[:, None]
-    tl.store(out + row[:, None] * D + column, cast(part, TYPE), mask=inside[:, None])
+    tl.store(out + (g * stride + (r * C + c) * D)[:, None] + column, cast(part, TYPE), mask=inside[:, None])
 
 
 def encode(x: Tensor) -> Tensor:
@@ -55,13 +55,13 @@ def encode(x: Tensor) -> Tensor:
 
 
 def decode(message: Tensor, shape: tuple[int, int, int], dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
-    """As in ``rounding``, for d a power of two; contiguous, as ``out`` must be."""
+    """As in ``rounding``, for d a power of two."""
     (g, c, d), r = shape, len(message)
     out = torch.empty(g, r, c, d, dtype=dtype, device=message.device) if out is None else out
-    if out.shape != (g, r, c, d) or out.dtype != dtype or not out.is_contiguous():
-        raise ValueError(f'{out.dtype} {tuple(out.shape)} with strides {out.stride()} must be contiguous, {dtype} '
-                         f'{(g, r, c, d)}')
+    if out.shape != (g, r, c, d) or out.dtype != dtype or not out[0].is_contiguous():
+        raise ValueError(f'{out.dtype} {tuple(out.shape)} with strides {out.stride()} must be {dtype} {(g, r, c, d)}, each of '
+                         f'the first axis contiguous')
     _decode[(triton.cdiv(g * r * c, ROWS),)](message, message.view(torch.float32), out, g * r * c, g, r, c,
-                                             message.shape[1], D=d, ROWS=ROWS, TYPE=TYPES[dtype],
+                                             message.shape[1], out.stride(0), D=d, ROWS=ROWS, TYPE=TYPES[dtype],
                                              NATIVE=native_e4m3(message.device))
     return out

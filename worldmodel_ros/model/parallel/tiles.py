@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -39,15 +40,18 @@ class DividedTiles:
     def over_tiles(self, layer: int, block: Block, qkv: Tensor) -> Tensor:
         """As in ``TileAttention``, for all processes' tokens and own heads, (count, B, T, P, 3, H / count, d)."""
         whole = qkv.movedim(0, self._axis).flatten(self._axis, self._axis + 1).contiguous()
-        if not self._in_parts(whole):
-            return self._to_own(self._whole.over_tiles(layer, block, whole), qkv.shape[-1])
-        q, count = self._whole.write(layer, block, whole), self._group.count
+        share = self._shares(layer, block, whole)
+        attended = self._group.exchange_products(lambda rank, out: share(rank) if out is None else out.copy_(share(rank)),
+                                                 qkv.shape[-1], joined=True)
+        return attended.reshape(*qkv.shape[1:4], -1)
 
-        def product(rank: int, out: Tensor | None) -> Tensor:
-            attended = self._whole.attend(layer, q, rank, count)
-            return attended if out is None else out.copy_(attended)
-        attended = self._group.exchange_products(product, qkv.shape[-1])
-        return attended.transpose(0, 1).reshape(*qkv.shape[1:4], -1)  # the heads of each process in turn
+    def _shares(self, layer: int, block: Block, qkv: Tensor) -> Callable[[int], Tensor]:
+        """Return what maps a process's number to the attended (n, H / count * d) of its tokens."""
+        count = self._group.count
+        if self._in_parts(qkv):
+            return partial(self._whole.attend, layer, self._whole.write(layer, block, qkv), parts=count)
+        shares = self._whole.over_tiles(layer, block, qkv).unflatten(self._axis, (count, -1)).unbind(self._axis)
+        return lambda rank: shares[rank].flatten(0, -2)
 
     def _in_parts(self, qkv: Tensor) -> bool:
         """Return whether attention of each process's frames in turn, so that those of others travel while own ones attend,

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...kernels.flat_attention import cross_attention
+from ...kernels.linear import linear_gelu
 from ...kernels.quantise import FP8_MAX, SCALE_MIN
 from ...kernels.rows import Rounded, row_kernels
 from ..parallel.group import TensorParallel
@@ -131,7 +132,7 @@ class WanBlock(nn.Module):
         first, second = self.ffn[0], self.ffn[2]
         x, rows, ahead = kernels.modulate_rows(x, parts[3], parts[4], (y, parts[8]), self.fp8,
                                                bound=first.bound if self.fp8 else None, **options)
-        hidden = first(rows, ahead) if self.fp8 else F.gelu(first(rows), approximate='tanh')
+        hidden = first(rows, ahead) if self.fp8 else linear_gelu(rows, first.weight, first.bias)
         return Unsummed(x, second(hidden), parts[5])
 
     def prompt(self, rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -231,8 +231,14 @@ class PagedAttention:
         if not isinstance(self._group, SequenceParallel):
             return flat_attention(q, scale, pool, self._lists, self._plan, self._tokens, fp8)
         attended = flat_attention(q, scale, pool, self._lists, self._plan, self._tokens)
-        attended = F.pad(attended, (0, 0, 0, -self._tokens % self._group.count)).unflatten(1, (pool.heads, -1))
-        return self._group.exchange(attended, 0, 1).flatten(1)
+        each = -(-self._tokens // self._group.count)
+
+        def share(rank: int, out: Tensor | None) -> Tensor:
+            rows = attended[rank * each:(rank + 1) * each]
+            if len(rows) < each:  # not all processes have as many tokens
+                rows = F.pad(rows, (0, 0, 0, each - len(rows)))
+            return rows if out is None else out.copy_(rows)
+        return self._group.exchange_products(share, pool.head_dim, joined=True).flatten(1)
 
     def keep(self, layer: int, qkv: Tensor, q_weight: Tensor, k_weight: Tensor) -> None:
         self._write(self._storage.layer(layer), qkv, q_weight, k_weight)
