@@ -504,8 +504,8 @@ def test_products_for_other_processes_come_first_and_all_have_those_of_their_hea
         group, order = SequenceParallel(link, rounded), link.order
         exchange = group.exchange_products
 
-        def noted(product, width):
-            return exchange(lambda to, out: (order.append(('product', to)), product(to, out))[1], width)
+        def noted(product, like, width):
+            return exchange(lambda to, out: (order.append(('product', to)), product(to, out))[1], like, width)
         group.exchange_products = noted
         products = ExchangedProducts(linear, group, head_dim)
         found = products(rows[rank])
@@ -515,7 +515,7 @@ def test_products_for_other_processes_come_first_and_all_have_those_of_their_hea
         def kept(to, out):
             part = products.shares[to](rows[rank])
             return part if out is None else out.copy_(part)
-        joined = exchange(kept, head_dim, joined=True)
+        joined = exchange(kept, found[0], head_dim, joined=True)
         assert joined.shape == (tokens, count, found.shape[2])
         assert torch.allclose(joined.transpose(0, 1), found, atol=1e-6)
         return found

@@ -77,9 +77,21 @@ class Conditioning(nn.Module):
         self.register_buffer('action_scale', 1.0 / torch.maximum(low.abs(), high.abs()), persistent=False)
 
     def forward(self, tau: Tensor, step: Tensor, action: Tensor) -> Tensor:
+        if tau.stride(-1) == 0 and step.stride(-1) == 0:  # the same for all frames
+            tau, step = tau[..., :1], step[..., :1]
         phase = tau[..., None] * self.frequency
-        level = self.level(torch.cat([phase.cos(), phase.sin()], -1))
-        return F.silu(level + self.step(step) + self.action(action * self.action_scale))
+        level = _few_rows(self.level, torch.cat([phase.cos(), phase.sin()], -1))
+        return F.silu(level + self.step(step) + _few_rows(self.action, action * self.action_scale))
+
+
+def _few_rows(layers: nn.Sequential, x: Tensor) -> Tensor:
+    """Return ``layers`` of few rows x (..., K). On a GPU, products are bound by reading weights in float32, which cuBLAS does
+    twice as fast if they are the first operand."""
+    if not x.is_cuda:
+        return layers(x)
+    first, activation, second = layers
+    hidden = activation(first(x))
+    return (second.weight @ hidden.flatten(0, -2).t()).t().unflatten(0, x.shape[:-1]) + second.bias
 
 
 def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ..precision import Fp8Linear
 from . import rounding
-from .link import Link
+from .link import Exchange, Link
 
 ALIGNMENT = 16  # bytes; every tensor begins at a multiple, so that its bytes can be viewed as numbers
 
@@ -44,7 +44,7 @@ class Group:
         return self.link.all_gather(x).movedim(0, dim).flatten(dim, dim + 1)
 
     def sum(self, x: Tensor) -> Tensor:
-        """Return the sum of every process's x."""
+        """Return the sum of every process's x, which may be overwritten."""
         return self.link.sum(x)
 
     def shared(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -88,28 +88,27 @@ class SequenceParallel(Group):
         part[join] *= self.count
         return joined.reshape(part)
 
-    def exchange_products(self, product: Callable[[int, Tensor | None], Tensor], width: int, joined: bool = False) -> Tensor:
+    def exchange_products(self, product: Callable[[int, Tensor | None], Tensor], like: Tensor, width: int,
+                          joined: bool = False) -> Tensor:
         """Return what all processes have computed for this one, (count, n, K), or (n, count, K) if ``joined``. ``product``
         computes what a given process is to have, (n, K) for each alike, K a multiple of ``width``, and writes it to a second
-        argument, if not None. Each part is sent while the next ones are computed; this process's own comes last, and is neither
-        sent nor rounded. The result is valid until the next exchange."""
-        exchange = coding = None
+        argument, if not None; ``like`` has its shape and type. Each part is sent while the next ones are computed; this
+        process's own comes last, and is neither sent nor rounded. The result is valid until the next exchange, and what an
+        earlier one returned only until this call."""
         sent = []  # must live until it has been sent
+        if self.rounded:
+            coding, size = _coding(like), rounding.row_bytes(like.numel() // width, width)
+            exchange = self.link.exchange(size)
+            whole = like.new_empty((len(like), self.count, *like.shape[1:]) if joined else (self.count, *like.shape))
+        else:
+            exchange = self.link.exchange(like.nbytes, len(like) if joined else 1)
+            whole = exchange.whole.view(like.dtype) if joined else \
+                exchange.whole[0].view(like.dtype).view(self.count, *like.shape)
         for to, source in self.link.turns():
             part = product(to, None)
-            if self.rounded:
-                coding = _coding(part)
-                sent.append(coding.encode(part.view(len(part), 1, -1, width))[0])
-            else:
-                sent.append(part.view(-1).view(torch.uint8))
-            exchange = exchange or self.link.exchange(len(sent[-1]), len(part) if joined and not self.rounded else 1)
+            sent.append(coding.encode(part.view(len(part), 1, -1, width))[0] if self.rounded else
+                        part.view(-1).view(torch.uint8))
             exchange.swap(sent[-1], to, source)
-        if self.rounded:
-            whole = part.new_empty((len(part), self.count, *part.shape[1:]) if joined else (self.count, *part.shape))
-        elif joined:
-            whole = exchange.whole.view(part.dtype)
-        else:
-            whole = exchange.whole[0].view(part.dtype).view(self.count, *part.shape)
         places = whole.unbind(1 if joined else 0)
         product(self.rank, places[self.rank])
         exchange.wait()
@@ -118,6 +117,32 @@ class SequenceParallel(Group):
                 out = places[source].unflatten(-1, (-1, width)).flatten(1, -2)[:, None]
                 coding.decode(exchange.whole[0, source][None], (len(out), *out.shape[2:]), out.dtype, out)
         return whole
+
+    def send_parts(self, part: Callable[[int], Tensor], like: Tensor) -> Arriving:
+        """Send each process its part (n, K), as it is, of what this one has computed; ``like`` has its shape and type. What an
+        earlier exchange returned is valid only until this call."""
+        exchange, sent = self.link.exchange(like.nbytes), []
+        for to, source in self.link.turns():
+            sent.append(part(to).contiguous())
+            exchange.swap(sent[-1].view(-1).view(torch.uint8), to, source)
+        return Arriving(self, exchange, part(self.rank), sent)
+
+
+class Arriving:
+    """Rows (n, count * K), a part (n, K) from each process in turn; those of the others are still on their way."""
+
+    def __init__(self, group: SequenceParallel, exchange: Exchange, own: Tensor, sent: list[Tensor]):
+        self._group, self._exchange, self._own, self._sent = group, exchange, own, sent
+
+    def through(self, linear: nn.Linear) -> Tensor:
+        """Return what a layer makes of the rows: own parts are multiplied while the others arrive."""
+        rank, columns = self._group.rank, linear.weight.chunk(self._group.count, 1)
+        total = torch.addmm(linear.bias, self._own, columns[rank].t())
+        self._exchange.wait()
+        parts = self._exchange.whole[0].view(total.dtype).view(self._group.count, *self._own.shape)
+        for _, source in self._group.link.turns():
+            total.addmm_(parts[source], columns[source].t())
+        return total
 
 
 class ExchangedProducts(nn.Module):
@@ -134,6 +159,10 @@ class ExchangedProducts(nn.Module):
         self.shares = nn.ModuleList(with_outputs(linear, outputs[:, rank].flatten()) for rank in range(group.count))
 
     def forward(self, rows: Tensor | tuple[Tensor, Tensor]) -> Tensor:
+        values, first = rows if isinstance(rows, Tensor) else rows[0], self.shares[0]
+        like = torch.empty((*values.shape[:-1], first.out_features), device=values.device,
+                           dtype=first.dtype if isinstance(first, Fp8Linear) else first.weight.dtype)
+
         def product(rank: int, out: Tensor | None) -> Tensor:
             share = self.shares[rank]
             if out is None:
@@ -144,7 +173,7 @@ class ExchangedProducts(nn.Module):
                 return out.copy_(share(rows))
             torch.addmm(share.bias, rows.flatten(0, -2), share.weight.t(), out=out.flatten(0, -2))
             return out
-        return self._group.exchange_products(product, self._head_dim)
+        return self._group.exchange_products(product, like, self._head_dim)
 
 
 def with_outputs(linear: nn.Module, outputs: Tensor) -> nn.Module:

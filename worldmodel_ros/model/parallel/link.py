@@ -147,8 +147,8 @@ class Link:
         return whole
 
     def sum(self, x: Tensor) -> Tensor:
-        """Return the sum of x over all processes, bit-identical in each of them."""
-        x = x.clone(memory_format=torch.contiguous_format)
+        """Return the sum of x over all processes, bit-identical in each of them. It overwrites x if that is contiguous."""
+        x = x.contiguous()
         dist.all_reduce(x, group=self._messages)
         return x
 

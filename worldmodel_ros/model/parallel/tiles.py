@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -41,23 +41,32 @@ class DividedTiles:
         """As in ``TileAttention``, for all processes' tokens and own heads, (count, B, T, P, 3, H / count, d)."""
         whole = qkv.movedim(0, self._axis).flatten(self._axis, self._axis + 1).contiguous()
         share = self._shares(layer, block, whole)
-        attended = self._group.exchange_products(lambda rank, out: share(rank) if out is None else out.copy_(share(rank)),
+        like = qkv.new_empty(qkv.shape[1:4].numel(), qkv.shape[-2:].numel())
+        attended = self._group.exchange_products(lambda rank, out: share(rank) if out is None else out.copy_(share(rank)), like,
                                                  qkv.shape[-1], joined=True)
         return attended.reshape(*qkv.shape[1:4], -1)
 
     def _shares(self, layer: int, block: Block, qkv: Tensor) -> Callable[[int], Tensor]:
-        """Return what maps a process's number to the attended (n, H / count * d) of its tokens."""
-        count = self._group.count
-        if self._in_parts(qkv):
-            return partial(self._whole.attend, layer, self._whole.write(layer, block, qkv), parts=count)
-        shares = self._whole.over_tiles(layer, block, qkv).unflatten(self._axis, (count, -1)).unbind(self._axis)
-        return lambda rank: shares[rank].flatten(0, -2)
+        """Return what maps a process's number to the attended (n, H / count * d) of its tokens; qkv has been read by then."""
+        count, whole = self._group.count, self._whole
+        if whole.whole_slabs:
+            q = whole.write(layer, block, qkv)
+            if self._in_parts(qkv):
+                return partial(whole.attend, layer, q, parts=count)
+            attended = cache(partial(whole.attend, layer, q))
+        else:
+            attended = partial(whole.over_tiles(layer, block, qkv).flatten, 0, -2)
+
+        def share(rank: int) -> Tensor:
+            divided = attended().view(*qkv.shape[:3], -1).unflatten(self._axis, (count, -1))
+            return divided.select(self._axis, rank).flatten(0, -2)
+        return share
 
     def _in_parts(self, qkv: Tensor) -> bool:
         """Return whether attention of each process's frames in turn, so that those of others travel while own ones attend,
         takes no longer than that of all at once: if a GPU's multiprocessors have as many rounds of blocks of queries."""
         count = self._group.count
-        if self._axis != FRAMES or self._whole.shape[0] % count or not self._whole.whole_slabs:
+        if self._axis != FRAMES or self._whole.shape[0] % count:
             return False
         blocks = qkv.shape[FRAMES] * qkv.shape[TOKENS] // QUERY_BLOCK * qkv.shape[-2]
         processors = torch.cuda.get_device_properties(qkv.device).multi_processor_count if qkv.is_cuda else 1

@@ -22,11 +22,14 @@ from ...kernels.flat_attention import cross_attention
 from ...kernels.linear import linear_gelu
 from ...kernels.quantise import FP8_MAX, SCALE_MIN
 from ...kernels.rows import Rounded, row_kernels
-from ..parallel.group import TensorParallel
+from ..parallel.group import Arriving, TensorParallel
 from .config import PATCH, WanConfig
 from .norms import inverse_rms
 
 KEY_MULTIPLE = 8  # of a prompt's keys, so that attention under a bias needs no copy
+
+
+Attended = Tensor | Rounded | Arriving
 
 
 class Run(Protocol):
@@ -40,7 +43,7 @@ class Run(Protocol):
 class SelfAttention(Protocol):
     """Attention of one pass to the window and to the chunk itself."""
 
-    def attend(self, layer: int, qkv: Tensor, q_weight: Tensor, k_weight: Tensor, fp8: bool = False) -> Tensor | Rounded:
+    def attend(self, layer: int, qkv: Tensor, q_weight: Tensor, k_weight: Tensor, fp8: bool = False) -> Attended:
         """Map a layer's products (N, 3, H, d) for a chunk's tokens, queries and keys neither normalised
         (by the weights (H * d,)) nor rotated, to (N, H * d), with ``fp8`` rounded where that costs nothing; keep keys and
         values for later passes. If processes have runs of the tokens, map all tokens and own heads to own tokens and all
@@ -119,12 +122,15 @@ class WanBlock(nn.Module):
                                                          dtype=self.dtype)
         return self.qkv(rows).flatten(0, -2).unflatten(-1, (3, -1, self.head_dim)), x
 
-    def leave(self, x: Tensor, attended: Tensor | Rounded, modulation: Tensor, camera: tuple[Tensor, Tensor] | None,
+    def leave(self, x: Tensor, attended: Attended, modulation: Tensor, camera: tuple[Tensor, Tensor] | None,
               keys: Tensor, values: Tensor, bias: Tensor, scale: Tensor) -> Unsummed:
         """Return the stream after the layer; attended (N, D), the camera's scale and shift (N, D), the prompt's keys and
         values (H, S, d), bias (S,) and scale ()."""
         kernels, parts, options = row_kernels(x), modulation.split(1), {'eps': self.eps, 'dtype': self.dtype}
-        y = self.proj(attended.to(self.dtype) if isinstance(attended, Tensor) else attended)
+        if isinstance(attended, Arriving):
+            y = attended.through(self.proj)
+        else:
+            y = self.proj(attended.to(self.dtype) if isinstance(attended, Tensor) else attended)
         x, rows, _ = kernels.modulate_rows(x, parts[6], parts[7], (y, parts[2]), self.fp8, film=camera, **options)
         q = self.cross_q(rows)
         rms = None if self.group is None else inverse_rms(q[:, None], self.eps, self.group)[0]

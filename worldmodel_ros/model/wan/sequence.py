@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -24,10 +25,10 @@ from ...cache.torch_storage import TorchStorage
 from ...kernels.flat_attention import FlatPlan, flat_attention, to_device, write_flat
 from ...kernels.pages import Pool, Precision
 from ...kernels.quantise import page_form
-from ...kernels.rows import Rounded
 from ..parallel.group import Group, SequenceParallel
 from ..parallel.pages import HEADS, HeadsOfPages
 from .config import WanConfig, WanPreset
+from .dit import Attended
 from .norms import inverse_rms
 from .rotary import rotate, rotation, time_shift
 
@@ -225,20 +226,23 @@ class PagedAttention:
         """What passes over another chunk must share to be the same work on other data."""
         return id(self._storage), self._slabs, self._plan
 
-    def attend(self, layer: int, qkv: Tensor, q_weight: Tensor, k_weight: Tensor, fp8: bool = False) -> Tensor | Rounded:
+    def attend(self, layer: int, qkv: Tensor, q_weight: Tensor, k_weight: Tensor, fp8: bool = False) -> Attended:
         pool = self._storage.layer(layer)
         q, scale = self._write(pool, qkv, q_weight, k_weight)
         if not isinstance(self._group, SequenceParallel):
             return flat_attention(q, scale, pool, self._lists, self._plan, self._tokens, fp8)
-        attended = flat_attention(q, scale, pool, self._lists, self._plan, self._tokens)
-        each = -(-self._tokens // self._group.count)
+        each, attended = -(-self._tokens // self._group.count), cache(partial(
+            flat_attention, q, scale, pool, self._lists, self._plan, self._tokens))
 
-        def share(rank: int, out: Tensor | None) -> Tensor:
-            rows = attended[rank * each:(rank + 1) * each]
+        def share(rank: int, out: Tensor | None = None) -> Tensor:
+            rows = attended()[rank * each:(rank + 1) * each]
             if len(rows) < each:  # not all processes have as many tokens
                 rows = F.pad(rows, (0, 0, 0, each - len(rows)))
             return rows if out is None else out.copy_(rows)
-        return self._group.exchange_products(share, pool.head_dim, joined=True).flatten(1)
+        like = qkv.new_empty(each, pool.heads * pool.head_dim)
+        if not fp8 and not self._group.rounded:
+            return self._group.send_parts(share, like)
+        return self._group.exchange_products(share, like, pool.head_dim, joined=True).flatten(1)
 
     def keep(self, layer: int, qkv: Tensor, q_weight: Tensor, k_weight: Tensor) -> None:
         self._write(self._storage.layer(layer), qkv, q_weight, k_weight)
