@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 # Of PyTorch's back ends only cuDNN's is written for Hopper; the others are fallbacks.
 FASTEST_FIRST = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION,
                  SDPBackend.MATH]
-FLASH_TOKENS = 256  # of a frame, up to which Flash-Attention is faster: before each of its kernels, cuDNN clears a counter
-FLASH_FIRST = [SDPBackend.FLASH_ATTENTION, *FASTEST_FIRST]
 
 QUERY_BLOCK = 128  # queries of a tile per block, in the attention to pages
 
@@ -129,5 +127,5 @@ def attend_within_frames(qkv: Tensor) -> Tensor:
     """Implement ``TileAttention.within_frames``."""
     b, t, p, _, heads, dim = qkv.shape
     q, k, v = qkv.flatten(0, 1).permute(2, 0, 3, 1, 4).unbind(0)
-    with sdpa_kernel(FLASH_FIRST if p <= FLASH_TOKENS else FASTEST_FIRST, set_priority=True):
+    with sdpa_kernel(FASTEST_FIRST, set_priority=True):
         return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, t, p, heads * dim)
