@@ -77,7 +77,7 @@ class Conditioning(nn.Module):
         self.register_buffer('action_scale', 1.0 / torch.maximum(low.abs(), high.abs()), persistent=False)
 
     def forward(self, tau: Tensor, step: Tensor, action: Tensor) -> Tensor:
-        if tau.stride(-1) == 0 and step.stride(-1) == 0:  # the same for all frames
+        if tau.is_cuda and tau.stride(-1) == 0 and step.stride(-1) == 0:  # the same for all frames: one row's product
             tau, step = tau[..., :1], step[..., :1]
         phase = tau[..., None] * self.frequency
         level = _few_rows(self.level, torch.cat([phase.cos(), phase.sin()], -1))
