@@ -14,7 +14,6 @@ import argparse
 import faulthandler
 import os
 import signal
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -85,22 +84,15 @@ def fault(engine: Engine, session: RestoringSession, number: int) -> dict[str, f
 
 def guarded(rows: list[dict], row: dict, work: Any, save: Any) -> None:
     """Run a part such that its failure, or a hang, does not lose the others' results."""
-    limit = threading.Timer(PART_S, give_up)  # faulthandler's timer belongs to the engine, see parallel/last_resort.py
-    limit.daemon = True
-    limit.start()
+    signal.alarm(int(PART_S))  # see ``main``
     try:
         row |= work()
     except Exception as error:
         row['error'] = f'{type(error).__name__}: {error}'[:500]
+    signal.alarm(0)
     rows.append(row)
     print(row, flush=True)
     save()
-    limit.cancel()
-
-
-def give_up() -> None:
-    faulthandler.dump_traceback()
-    os._exit(1)
 
 
 def main() -> None:
@@ -112,6 +104,9 @@ def main() -> None:
     parser.add_argument('--frames', type=int, default=24)
     parser.add_argument('--json', type=Path)
     options = parser.parse_args()
+    # A part that takes too long ends this process and leaves all threads' stacks, also while one of them holds Python's lock.
+    # faulthandler's timer belongs to the engine (``supervisor.exit_after``).
+    faulthandler.register(signal.SIGALRM, chain=True)
     result = {**provenance(),
               'model': options.model, 'backend': options.backend, 'gpus': options.gpus, 'frames': options.frames,
               'rows': []}
