@@ -182,9 +182,9 @@ def exchange_ms(run: wan.Run, group: SequenceParallel, model: wan.Model) -> floa
 
     def messages() -> None:
         for _ in range(10):
-            group.exchange_products(lambda rank, out: part, part, c.head_dim)
+            group.exchange_products(lambda rank, out: part if out is None else out, part, c.head_dim)
             group.sum(squares)
-            group.exchange_products(lambda rank, out: attended, attended, c.head_dim, joined=True)
+            group.exchange_products(lambda rank, out: attended if out is None else out, attended, c.head_dim, joined=True)
     messages()
     return round(min(run.ms(messages) for _ in range(3)) / 10 * calls, 2)
 

@@ -14,9 +14,9 @@ from worldmodel_ros.engine.backends.torch import TorchBackend
 from worldmodel_ros.engine.memory import Memory
 from worldmodel_ros.engine.session import Session
 from worldmodel_ros.engine.network_calls import StepTimes
+from worldmodel_ros.kernels.linear import GELU_ROWS
 from worldmodel_ros.model import checkpoint
 from worldmodel_ros.model.checkpoint_description import ModelError
-from worldmodel_ros.model.dit import GELU_ROWS
 from worldmodel_ros.model.presets import SMOKE_TILES, TINY, Preset
 from worldmodel_ros.model.rotary import rotary_angles
 from worldmodel_ros.model.sampling import FLOW, HALF

@@ -512,10 +512,7 @@ def test_products_for_other_processes_come_first_and_all_have_those_of_their_hea
         others = [(rank + step) % count for step in range(1, count)]
         assert order == [each for other in others for each in (('product', other), other)] + [('product', rank)]
 
-        def kept(to, out):
-            part = products.shares[to](rows[rank])
-            return part if out is None else out.copy_(part)
-        joined = exchange(kept, found[0], head_dim, joined=True)
+        joined = exchange(lambda to, out: products.shares[to](rows[rank]), found[0], head_dim, joined=True)
         assert joined.shape == (tokens, count, found.shape[2])
         assert torch.allclose(joined.transpose(0, 1), found, atol=1e-6)
         return found

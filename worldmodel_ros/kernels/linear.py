@@ -13,10 +13,10 @@ DEEP, FULL = 4, 1024
 GELU_ROWS = 512  # rows from which the product computes GELU: cuBLASLt has fewer such kernels, and GELU of few rows is quick
 
 
-def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return GELU, by tanh, of x W^T + bias, for x (M, K) and W (N, K); on Hopper in one kernel, which has no gradient and
-    rounds once."""
-    if x.is_cuda and len(x) >= GELU_ROWS and torch.cuda.get_device_capability(x.device) == (9, 0):
+def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, in_product: bool) -> Tensor:
+    """Return GELU, by tanh, of x W^T + bias, for x (M, K) and W (N, K). ``in_product``: of many rows, by the product's kernel,
+    which cuBLASLt has on Hopper; it rounds once, and has no gradient."""
+    if in_product and len(x) >= GELU_ROWS:
         return torch._addmm_activation(bias, x, weight.t(), use_gelu=True)
     return F.gelu(F.linear(x, weight, bias), approximate='tanh')
 

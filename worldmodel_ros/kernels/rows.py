@@ -64,7 +64,7 @@ def modulate_rows(x: Tensor, shift: Tensor, scale: Tensor, added: tuple[Tensor, 
 
 def inverse_rms(x: Tensor, eps: float = 1e-6) -> Tensor:
     """Return RMSNorm's factors of rows: x (M, parts, D) to float32 (parts, M)."""
-    return (x.float().square().mean(-1) + eps).rsqrt().t().contiguous()
+    return mean_squares(x, eps).rsqrt()
 
 
 def mean_squares(x: Tensor, eps: float = 1e-6, count: int = 1) -> Tensor:

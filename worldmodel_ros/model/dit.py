@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..kernels.attention import rotate_qk
-from ..kernels.linear import GELU_ROWS
+from ..kernels.linear import linear_gelu
 from .presets import Preset
 from .rotary import token_order
 from .tile_attention import TileAttention
@@ -163,9 +163,9 @@ class Block(nn.Module):
     def _mlp(self, x: Tensor) -> Tensor:
         first, second = self.mlp[0], self.mlp[2]
         # Under autocast x is in float32, which this product, unlike others, would not convert.
-        if not self.gelu_in_product or x.shape[:-1].numel() < GELU_ROWS or x.dtype is not first.weight.dtype:
+        if not self.gelu_in_product or x.dtype is not first.weight.dtype:
             return self.mlp(x)
-        hidden = torch._addmm_activation(first.bias, x.flatten(0, -2), first.weight.t(), use_gelu=True)  # tanh, on a GPU
+        hidden = linear_gelu(x.flatten(0, -2), first.weight, first.bias, in_product=True)
         return second(hidden.unflatten(0, x.shape[:-1]))
 
     def forward(self, x: Tensor, cond: Tensor, rotary: Tensor, bias: Tensor | TileMask | None,

@@ -91,36 +91,40 @@ class SequenceParallel(Group):
     def exchange_products(self, product: Callable[[int, Tensor | None], Tensor], like: Tensor, width: int,
                           joined: bool = False) -> Tensor:
         """Return what all processes have computed for this one, (count, n, K), or (n, count, K) if ``joined``. ``product``
-        computes what a given process is to have, (n, K) for each alike, K a multiple of ``width``, and writes it to a second
-        argument, if not None; ``like`` has its shape and type. Each part is sent while the next ones are computed; this
-        process's own comes last, and is neither sent nor rounded. The result is valid until the next exchange, and what an
-        earlier one returned only until this call."""
+        computes what a given process is to have, (n, K) for each alike, K a multiple of ``width``; ``like`` has its shape and
+        type, on any device. Each part is sent while the next ones are computed; this process's own comes last, and is neither
+        sent nor rounded: ``product`` may write it to its second argument, and return that. The result is valid until the next
+        exchange, and what an earlier one returned only until this call."""
         sent = []  # must live until it has been sent
         if self.rounded:
-            coding, size = _coding(like), rounding.row_bytes(like.numel() // width, width)
-            exchange = self.link.exchange(size)
-            whole = like.new_empty((len(like), self.count, *like.shape[1:]) if joined else (self.count, *like.shape))
+            exchange = self.link.exchange(rounding.row_bytes(like.numel() // width, width))
         else:
             exchange = self.link.exchange(like.nbytes, len(like) if joined else 1)
-            whole = exchange.whole.view(like.dtype) if joined else \
-                exchange.whole[0].view(like.dtype).view(self.count, *like.shape)
         for to, source in self.link.turns():
             part = product(to, None)
-            sent.append(coding.encode(part.view(len(part), 1, -1, width))[0] if self.rounded else
+            sent.append(_coding(part).encode(part.view(len(part), 1, -1, width))[0] if self.rounded else
                         part.view(-1).view(torch.uint8))
             exchange.swap(sent[-1], to, source)
+        if self.rounded:
+            whole = part.new_empty((len(part), self.count, *part.shape[1:]) if joined else (self.count, *part.shape))
+        elif joined:
+            whole = exchange.whole.view(like.dtype)
+        else:
+            whole = exchange.whole[0].view(like.dtype).view(self.count, *like.shape)
         places = whole.unbind(1 if joined else 0)
-        product(self.rank, places[self.rank])
+        own = product(self.rank, places[self.rank])
+        if own is not places[self.rank]:
+            places[self.rank].copy_(own)
         exchange.wait()
         if self.rounded:
             for _, source in self.link.turns():
                 out = places[source].unflatten(-1, (-1, width)).flatten(1, -2)[:, None]
-                coding.decode(exchange.whole[0, source][None], (len(out), *out.shape[2:]), out.dtype, out)
+                _coding(out).decode(exchange.whole[0, source][None], (len(out), *out.shape[2:]), out.dtype, out)
         return whole
 
     def send_parts(self, part: Callable[[int], Tensor], like: Tensor) -> Arriving:
-        """Send each process its part (n, K), as it is, of what this one has computed; ``like`` has its shape and type. What an
-        earlier exchange returned is valid only until this call."""
+        """Send each process its part (n, K), as it is, of what this one has computed; ``like`` has its shape and type, on any
+        device. What an earlier exchange returned is valid only until this call."""
         exchange, sent = self.link.exchange(like.nbytes), []
         for to, source in self.link.turns():
             sent.append(part(to).contiguous())
@@ -160,17 +164,15 @@ class ExchangedProducts(nn.Module):
 
     def forward(self, rows: Tensor | tuple[Tensor, Tensor]) -> Tensor:
         values, first = rows if isinstance(rows, Tensor) else rows[0], self.shares[0]
-        like = torch.empty((*values.shape[:-1], first.out_features), device=values.device,
+        like = torch.empty((*values.shape[:-1], first.out_features), device='meta',
                            dtype=first.dtype if isinstance(first, Fp8Linear) else first.weight.dtype)
 
         def product(rank: int, out: Tensor | None) -> Tensor:
             share = self.shares[rank]
-            if out is None:
-                return share(rows)
-            if not isinstance(rows, Tensor):
+            if out is not None and not isinstance(rows, Tensor):
                 return share(rows, out=out)
-            if isinstance(share, Fp8Linear) or share.bias is None:
-                return out.copy_(share(rows))
+            if out is None or isinstance(share, Fp8Linear) or share.bias is None:
+                return share(rows)
             torch.addmm(share.bias, rows.flatten(0, -2), share.weight.t(), out=out.flatten(0, -2))
             return out
         return self._group.exchange_products(product, like, self._head_dim)

@@ -41,9 +41,8 @@ class DividedTiles:
         """As in ``TileAttention``, for all processes' tokens and own heads, (count, B, T, P, 3, H / count, d)."""
         whole = qkv.movedim(0, self._axis).flatten(self._axis, self._axis + 1).contiguous()
         share = self._shares(layer, block, whole)
-        like = qkv.new_empty(qkv.shape[1:4].numel(), qkv.shape[-2:].numel())
-        attended = self._group.exchange_products(lambda rank, out: share(rank) if out is None else out.copy_(share(rank)), like,
-                                                 qkv.shape[-1], joined=True)
+        like = qkv.new_empty(qkv.shape[1:4].numel(), qkv.shape[-2:].numel(), device='meta')
+        attended = self._group.exchange_products(lambda rank, out: share(rank), like, qkv.shape[-1], joined=True)
         return attended.reshape(*qkv.shape[1:4], -1)
 
     def _shares(self, layer: int, block: Block, qkv: Tensor) -> Callable[[int], Tensor]:
@@ -74,11 +73,7 @@ class DividedTiles:
 
     def _by_heads(self, qkv: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
         whole = self._group.exchange(qkv, divide=HEADS, join=self._axis).contiguous()
-        return self._to_own(attend(whole), qkv.shape[-1])
-
-    def _to_own(self, attended: Tensor, head_dim: int) -> Tensor:
-        """Exchange all tokens of own heads for own tokens of all heads."""
-        attended = attended.unflatten(-1, (-1, head_dim))
+        attended = attend(whole).unflatten(-1, (-1, qkv.shape[-1]))
         return self._group.exchange(attended, divide=self._axis, join=HEADS).flatten(HEADS)
 
 

@@ -138,7 +138,8 @@ class WanBlock(nn.Module):
         first, second = self.ffn[0], self.ffn[2]
         x, rows, ahead = kernels.modulate_rows(x, parts[3], parts[4], (y, parts[8]), self.fp8,
                                                bound=first.bound if self.fp8 else None, **options)
-        hidden = first(rows, ahead) if self.fp8 else linear_gelu(rows, first.weight, first.bias)
+        hidden = first(rows, ahead) if self.fp8 else linear_gelu(
+            rows, first.weight, first.bias, rows.is_cuda and torch.cuda.get_device_capability(rows.device) == (9, 0))
         return Unsummed(x, second(hidden), parts[5])
 
     def prompt(self, rows: Tensor) -> tuple[Tensor, Tensor]:

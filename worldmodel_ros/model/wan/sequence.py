@@ -235,11 +235,9 @@ class PagedAttention:
             flat_attention, q, scale, pool, self._lists, self._plan, self._tokens))
 
         def share(rank: int, out: Tensor | None = None) -> Tensor:
-            rows = attended()[rank * each:(rank + 1) * each]
-            if len(rows) < each:  # not all processes have as many tokens
-                rows = F.pad(rows, (0, 0, 0, each - len(rows)))
-            return rows if out is None else out.copy_(rows)
-        like = qkv.new_empty(each, pool.heads * pool.head_dim)
+            rows = attended()[rank * each:(rank + 1) * each]  # not all processes have as many tokens
+            return rows if len(rows) == each else F.pad(rows, (0, 0, 0, each - len(rows)))
+        like = qkv.new_empty(each, pool.heads * pool.head_dim, device='meta')
         if not fp8 and not self._group.rounded:
             return self._group.send_parts(share, like)
         return self._group.exchange_products(share, like, pool.head_dim, joined=True).flatten(1)
