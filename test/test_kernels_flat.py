@@ -12,14 +12,15 @@ from worldmodel_ros.kernels.flat_write import padded, write_flat
 from worldmodel_ros.kernels.pages import Precision
 from worldmodel_ros.kernels.quantise import read_pages
 from worldmodel_ros.kernels.splits import merge, splits_for
-from worldmodel_ros.model.wan.vae_layers import add_taps
+from worldmodel_ros.model.wan.vae_layers import add_taps, doubled_frames, interleaved
 
 pytest.importorskip('triton', reason='Triton is not installed: pip install triton')
 
 from worldmodel_ros.kernels import rows_triton
 from worldmodel_ros.kernels.cross_attention_triton import cross_attention_triton
 from worldmodel_ros.kernels.flat_write_triton import write_flat_triton
-from worldmodel_ros.kernels.norm_silu_triton import add_taps_triton, add_triton, norm_silu_triton
+from worldmodel_ros.kernels.norm_silu_triton import (
+    add_taps_triton, add_triton, doubled_frames_triton, interleaved_triton, norm_silu_triton)
 from worldmodel_ros.kernels.splits_triton import merge_triton
 
 TOKENS, HEADS, DIM, SLABS = 2 * 21, 3, 32, 2  # a slab is a page of 16 tokens and one of 5
@@ -147,6 +148,24 @@ def test_norm_and_silu_are_those_of_the_decoder_in_either_order_of_the_axes(form
     torch.testing.assert_close(found[:, :, -3:], F.silu(F.normalize(y, dim=1) * 12 ** 0.5 * weight[:, None, None, None]))
     with pytest.raises(ValueError, match='must be one video'):
         norm_silu_triton(x.transpose(2, 4), weight)
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+def test_features_are_put_where_an_upsampled_video_has_them(dtype):
+    x, y = random_tensor(generator(1), 3, 24, 5, 7), random_tensor(generator(2), 3, 48, 6, 8)
+    x, y = (part.to(dtype).contiguous(memory_format=torch.channels_last) for part in (x, y))
+    bias = random_tensor(generator(3), 48).to(dtype)
+    found, wanted = doubled_frames_triton(x, bias[:24], edge=1), doubled_frames(x.float(), bias[:24].float())
+    assert found.shape == (6, 12, 7, 7) and found.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(found[:, :, 1:-1], wanted.to(dtype))
+    torch.testing.assert_close(wanted[3], x[1, 12:].float() + bias[12:24, None, None].float())
+    found, wanted = interleaved_triton(y, bias), interleaved(y.float(), bias.float())
+    assert found.is_contiguous(memory_format=torch.channels_last) and torch.equal(found, wanted.to(dtype))
+    even_row, odd_column = y[:, 12:24, :5, 1:].float() + bias[12:24, None, None].float(), wanted[:, :, ::2, 1::2]
+    torch.testing.assert_close(odd_column, even_row)
+    for kernel, part in ((doubled_frames_triton, x), (interleaved_triton, y)):
+        with pytest.raises(ValueError, match='channels must come last'):
+            kernel(part.contiguous(), bias)
 
 
 def test_frames_are_left_free_and_residuals_are_added_where_channels_are_last():

@@ -101,6 +101,30 @@ def test_what_was_imagined_is_seen_by_the_next_chunk_slab_by_slab(model, count):
     np.testing.assert_allclose(future[TILED.chunk_frames:], z, rtol=0, atol=2e-5)
 
 
+@pytest.mark.parametrize('between', [False, True])
+def test_a_step_prepares_the_next_one_unless_another_chunk_comes_between(model, between):
+    engine = Engine(TorchBackend(model), Path('tiled'), 2)
+    session, other, tiles = driven(engine, 5), driven(engine, 3), engine.backend._tiles
+    wanted, names, launch, denoise = session.imagine(CHUNK).latents, [], tiles._launch, tiles.denoise
+
+    def noted(key, *rest):
+        names.append(key[0])
+        return launch(key, *rest)
+
+    def interrupted(*inputs):
+        outputs = denoise(*inputs)
+        if between and names == ['approach']:
+            other.imagine(CHUNK, steps=2)
+        return outputs
+    tiles._launch, tiles.denoise, tiles._prepare = noted, interrupted, True
+    found = session.imagine(CHUNK).latents
+    assert names == (['approach', 'approach', 'finish', 'denoise'] if between else ['approach', 'finish'])
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)
+    names.clear()
+    session.imagine(CHUNK, steps=1)
+    assert names == ['denoise']
+
+
 def results(question):
     """What a question ends with: its latents."""
     future = yield from question

@@ -1,5 +1,5 @@
-"""RMSNorm over channels and SiLU of a video's features in one launch, for either memory order; and sums of features, a bias
-and a residual, and of a convolution's taps."""
+"""RMSNorm over channels and SiLU of a video's features in one launch, for either memory order; sums of features, a bias and a
+residual, and of a convolution's taps; and features put where an upsampled video has them."""
 from __future__ import annotations
 
 import torch
@@ -11,6 +11,7 @@ from .formats_triton import cast
 
 VALUES = 8192  # of a program
 BLOCK = 256  # positions of a program that adds taps
+ROW_VALUES = 2048  # of a program that puts a row's features elsewhere
 
 
 def norm_silu_triton(x: Tensor, weight: Tensor, bias: Tensor | None = None, before: int = 0, edge: int = 0) -> Tensor:
@@ -75,6 +76,58 @@ def _add(x, bias, residual, out, count, C: tl.constexpr, BLOCK: tl.constexpr):
     total += tl.load(bias + at % C, mask=inside, other=0.0).to(tl.float32)
     total += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + at, cast(total, out.dtype.element_ty), mask=inside)
+
+
+def doubled_frames_triton(x: Tensor, bias: Tensor, edge: int = 0) -> Tensor:
+    """``vae_layers.doubled_frames`` in one launch, for x with the channels last. Above and below each result, there are
+    ``edge`` rows still to be written."""
+    count, twice, rows, columns = x.shape
+    if not x.is_contiguous(memory_format=torch.channels_last):
+        raise ValueError(f'x {tuple(x.shape)} with strides {x.stride()}: its channels must come last')
+    out = torch.empty((2 * count, twice // 2, rows + 2 * edge, columns), dtype=x.dtype, device=x.device,
+                      memory_format=torch.channels_last)
+    width = columns * (twice // 2)
+    _doubled_frames[(2 * count * rows, triton.cdiv(width, ROW_VALUES))](
+        x, bias, out[:, :, edge:], rows, (rows + 2 * edge) * width, width, C=twice // 2, BLOCK=ROW_VALUES, num_warps=4)
+    return out
+
+
+@triton.jit
+def _doubled_frames(x, bias, out, rows, frame, width, C: tl.constexpr, BLOCK: tl.constexpr):
+    index, row = tl.program_id(0) // rows, tl.program_id(0) % rows
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < width
+    channel = at % C + index % 2 * C
+    line = (index // 2 * rows + row).to(tl.int64) * (2 * width)
+    value = tl.load(x + line + at // C * (2 * C) + channel, mask=inside, other=0.0).to(tl.float32)
+    value += tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + index.to(tl.int64) * frame + row * width + at, cast(value, out.dtype.element_ty), mask=inside)
+
+
+def interleaved_triton(y: Tensor, bias: Tensor) -> Tensor:
+    """``vae_layers.interleaved`` in one launch, for y with the channels last."""
+    count, channels, rows, columns = y.shape[0], y.shape[1] // 4, y.shape[2] - 1, y.shape[3] - 1
+    if not y.is_contiguous(memory_format=torch.channels_last):
+        raise ValueError(f'y {tuple(y.shape)} with strides {y.stride()}: its channels must come last')
+    out = torch.empty((count, channels, 2 * rows, 2 * columns), dtype=y.dtype, device=y.device,
+                      memory_format=torch.channels_last)
+    width = 2 * columns * channels
+    _interleaved[(count * 2 * rows, triton.cdiv(width, ROW_VALUES))](y, bias, out, 2 * rows, columns + 1, width, C=channels,
+                                                                     BLOCK=ROW_VALUES, num_warps=4)
+    return out
+
+
+@triton.jit
+def _interleaved(y, bias, out, rows, columns, width, C: tl.constexpr, BLOCK: tl.constexpr):
+    index, row = tl.program_id(0) // rows, tl.program_id(0) % rows
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < width
+    column = at // C
+    channel = at % C + (row % 2 * 2 + column % 2) * C
+    line = (index * (rows // 2 + 1) + row // 2 + row % 2).to(tl.int64) * columns * (4 * C)
+    value = tl.load(y + line + (column // 2 + column % 2) * (4 * C) + channel, mask=inside, other=0.0).to(tl.float32)
+    value += tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + tl.program_id(0).to(tl.int64) * width + at, cast(value, out.dtype.element_ty), mask=inside)
 
 
 def add_taps_triton(taps: Tensor, bias: Tensor) -> Tensor:

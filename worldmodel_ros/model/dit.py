@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
 
@@ -181,6 +182,15 @@ class Block(nn.Module):
         return self.leave(x, out, state), k, v
 
 
+@dataclass(frozen=True)
+class Modulated:
+    """The condition of a pass's frames (1, T, D), and each layer's modulation (1, T, 6 * D), which follow from noise level,
+    step and actions alone; of own frames, if processes share a pass."""
+
+    cond: Tensor
+    layers: Sequence[Tensor]
+
+
 class DiT(nn.Module):
     """The network. ``empty_layers``: the layers' parameters have shapes and no memory yet."""
 
@@ -260,6 +270,16 @@ class DiT(nn.Module):
         windows = ((gather_pages(rows_k, layer), gather_pages(rows_v, layer))
                    for layer in index.unbind())
         return self._layers(latents, tau, step, action, rotary, repeat(bias), windows)
+
+    def modulated(self, conditions: Sequence[Tensor]) -> list[Modulated]:
+        """Return what layers make of the conditions (1, T, D) of several passes; their weights are read once for all."""
+        together = torch.cat(list(conditions), 1)
+        layers = zip(*(block.modulation(together).chunk(len(conditions), 1) for block in self.blocks))
+        return [Modulated(cond, each) for cond, each in zip(conditions, layers)]
+
+    def over_modulated_tiles(self, latents: Tensor, told: Modulated, attention: TileAttention) -> tuple[Tensor, Tensor]:
+        """Run the pass of ``over_tiles`` whose condition and modulations are known."""
+        return self.finish(self.layers_over_tiles(self.tokens(latents), told.cond, attention, told.layers), told.cond)
 
     def over_tiles(self, latents: Tensor, tau: Tensor, step: Tensor, action: Tensor, attention: TileAttention,
                    stream: Any = None) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from worldmodel_ros.cache.torch_storage import TorchStorage
 from worldmodel_ros.engine.memory import page_layout, slabs_of
 from worldmodel_ros.engine.tile_window import PassPages, TileWindow, chunk_tier, patterns_of
 from worldmodel_ros.kernels.pages import TileLists
-from worldmodel_ros.model.dit import DiT
+from worldmodel_ros.model.dit import DiT, Modulated
 from worldmodel_ros.model.rotary import heading_after, heading_rotation, space_rotation, time_rotation
 from worldmodel_ros.model.sampling import FLOW
 from worldmodel_ros.model.tile_attention import OwnPages, PagedTiles
@@ -26,10 +26,17 @@ Storages = tuple[TorchStorage, ...]  # by tier
 
 class TilePasses:
     """Commits and denoises as ``TorchBackend.run`` documents; the methods in ``_pass`` take and return only tensors, and are
-    what is captured."""
+    what is captured.
 
-    def __init__(self, dit: DiT, device: torch.device, launch: Eager | Graphs):
+    ``prepare``: a step that is not the last one computes the next one's modulations as well, since the time of both is that of
+    reading their weights. By default on GPUs.
+    """
+
+    def __init__(self, dit: DiT, device: torch.device, launch: Eager | Graphs, prepare: bool | None = None):
         self.dit, self.preset, self._launch = dit, dit.preset, launch
+        self._prepare = device.type == 'cuda' if prepare is None else prepare
+        self._prepared: tuple | None = None  # the step that modulations were prepared for: actions, row and level of noise
+        self._ahead: tuple[Tensor, Tensor] | None = None  # its condition (1, T, D) and modulations (layers, 1, T, 6 * D)
         self._layout = page_layout(self.preset)
         self._run = self._layout.page_tokens // self._layout.frames
         self._space = torch.tensor(space_rotation(self.preset), device=device)
@@ -39,9 +46,21 @@ class TilePasses:
                 ) -> tuple[Tensor, Tensor | None]:
         """Return moved z, and features in the layers' type, or None before the last step, as only that step's are used."""
         inputs = z, np.float32(tau), np.float32(rate), np.int64(row), actions, *self._arrays(window.of_chunk, window.heading)
-        network, run = ('denoise', self.denoise_pass) if rate == 1.0 else ('approach', self.approach_pass)
+        prepared, self._prepared = self._prepared, None
+        network, run = 'denoise', self.denoise_pass
+        if rate != 1.0:
+            network, run = 'approach', self.approach_pass
+        elif prepared and prepared[0] is actions and prepared[1:] == (row, tau):  # no other chunk came between
+            network, run = 'finish', self.finish_pass
         outputs = self._launch((network, window.storages), partial(run, window.storages), [[each] for each in inputs])
-        return outputs[0][0], outputs[1][0] if rate == 1.0 else None
+        if rate == 1.0:
+            return outputs[0][0], outputs[1][0]
+        self._prepared = (actions, row, tau + rate * (1.0 - tau)) if self._prepare else None
+        return outputs[0][0], None
+
+    def forget(self) -> None:
+        """Prepare the next step anew: what was prepared may be lost."""
+        self._prepared = None
 
     def commit(self, latents: np.ndarray | Tensor, actions: np.ndarray, window: TileWindow,
                places: tuple[np.ndarray, np.ndarray]) -> Tensor:
@@ -57,29 +76,62 @@ class TilePasses:
 
     def denoise_pass(self, storages: Storages, z: Tensor, tau: Tensor, rate: Tensor, row: Tensor, actions: Tensor,
                      *pages: Tensor) -> tuple[Tensor, ...]:
-        shape = z.shape[:2]
+        """Run the last step."""
+        told, = self.modulated([self._condition(tau, row, actions)])
+        return self.finished(*self._moved(storages, z, rate, actions, pages, told))
+
+    def approach_pass(self, storages: Storages, z: Tensor, tau: Tensor, rate: Tensor, row: Tensor, actions: Tensor,
+                      *pages: Tensor) -> tuple[Tensor]:
+        """Run a step that is not the last one."""
+        levels = [tau, tau + rate * (1.0 - tau)][:2 if self._prepare else 1]
+        told, *ahead = self.modulated([self._condition(level, row, actions) for level in levels])
+        for next_one in ahead:
+            if self._ahead is None:  # in a call before the one that is captured
+                self._ahead = torch.empty_like(next_one.cond), torch.stack(list(next_one.layers))
+            self._ahead[0].copy_(next_one.cond)
+            torch.stack(list(next_one.layers), out=self._ahead[1])
+        return self._moved(storages, z, rate, actions, pages, told)[:1]
+
+    def finish_pass(self, storages: Storages, z: Tensor, tau: Tensor, rate: Tensor, row: Tensor, actions: Tensor,
+                    *pages: Tensor) -> tuple[Tensor, ...]:
+        """Run the last step, whose modulations the step before has computed."""
+        cond, layers = self._ahead
+        return self.finished(*self._moved(storages, z, rate, actions, pages, Modulated(cond, layers.unbind())))
+
+    def commit_pass(self, storages: Storages, latents: Tensor, actions: Tensor, *pages: Tensor) -> tuple[Tensor, ...]:
+        time, own, offsets, *lists = (each[0] for each in pages)
+        attention = self._attention(storages, 0, self._turned(time, actions[0]), own, offsets, lists)
+        clean = latents.new_ones(1)
+        told, = self.modulated([self._condition(clean, torch.full_like(clean, FLOW, dtype=torch.long), actions)])
+        _, features = self.over_tiles(latents, told, attention)
+        return (features.float(),)
+
+    def modulated(self, conditions: Sequence[Tensor]) -> list[Modulated]:
+        """Return what layers make of the conditions (1, T, D) of several passes."""
+        return self.dit.modulated(conditions)
+
+    def over_tiles(self, latents: Tensor, told: Modulated, attention: PagedTiles) -> tuple[Tensor, Tensor]:
+        """``DiT.over_modulated_tiles``."""
+        return self.dit.over_modulated_tiles(latents, told, attention)
+
+    def finished(self, moved: Tensor, features: Tensor) -> tuple[Tensor, ...]:
+        """Return the last step's results."""
+        return moved, features
+
+    def _condition(self, tau: Tensor, row: Tensor, actions: Tensor) -> Tensor:
+        """Return the condition (1, T, D) of frames at the same level of noise (1,), under actions (1, T, A)."""
+        shape = actions.shape[:2]
+        return self.dit.condition(tau[:, None].expand(shape), row[:, None].expand(shape), actions)
+
+    def _moved(self, storages: Storages, z: Tensor, rate: Tensor, actions: Tensor, pages: Sequence[Tensor], told: Modulated
+               ) -> tuple[Tensor, Tensor]:
+        """Return z, moved towards the clean latents, and features."""
         time, own, _, *lists = (each[0] for each in pages)
         # Its scratch pages are not shared, and it fills them.
         attention = self._attention(storages, chunk_tier(storages), self._turned(time, actions[0]), own, None, lists)
-        clean, features = self.over_tiles(z, tau[:, None].expand(shape), row[:, None].expand(shape), actions, attention)
+        clean, features = self.over_tiles(z, told, attention)
         clean, rate = clean.float(), rate[:, None, None, None, None]
         return torch.where(rate == 1.0, clean, z + (clean - z) * rate), features
-
-    def approach_pass(self, storages: Storages, z: Tensor, *inputs: Tensor) -> tuple[Tensor]:
-        """Run a step that is not the last one."""
-        return TilePasses.denoise_pass(self, storages, z, *inputs)[:1]
-
-    def commit_pass(self, storages: Storages, latents: Tensor, actions: Tensor, *pages: Tensor) -> tuple[Tensor, ...]:
-        tau = latents.new_ones(latents.shape[:2])
-        time, own, offsets, *lists = (each[0] for each in pages)
-        attention = self._attention(storages, 0, self._turned(time, actions[0]), own, offsets, lists)
-        _, features = self.over_tiles(latents, tau, torch.full_like(tau, FLOW, dtype=torch.long), actions, attention)
-        return (features.float(),)
-
-    def over_tiles(self, latents: Tensor, tau: Tensor, step: Tensor, actions: Tensor, attention: PagedTiles
-                   ) -> tuple[Tensor, Tensor]:
-        """``DiT.over_tiles``."""
-        return self.dit.over_tiles(latents, tau, step, actions, attention)
 
     def _turned(self, rotation: Tensor, actions: Tensor) -> Tensor:
         """Turn the heading pairs of frames' rotation (2, T, pairs), given for the heading before the block, by actions (T, A).

@@ -190,6 +190,7 @@ class LeadingBackend(DividedBackend):
             time.sleep(LOOK_S)
         self._together.reset()
         self._known.clear()
+        self.passes.forget()
         if alone:
             self._beginning.release()
         left.result()

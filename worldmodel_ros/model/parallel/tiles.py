@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..dit import Modulated
 from ..tile_attention import QUERY_BLOCK
 from .group import ExchangedProducts, SequenceParallel
 
@@ -87,17 +88,22 @@ class SharedModulations(nn.Module):
         self.weight, self.bias = (nn.Parameter(torch.cat([group.own(getattr(linear, name), 0) for linear in linears]), False)
                                   for name in ('weight', 'bias'))
 
-    def forward(self, cond: Tensor, divided: bool) -> list[Tensor]:
-        """Return each layer's modulation (1, T, 6 * D) for the conditions of all frames (1, T, D); of own frames if
-        ``divided``."""
-        link = self._group.link
-        shares = F.linear(cond[0], self.weight, self.bias).unflatten(-1, (self._layers, -1))
+    def forward(self, conditions: Sequence[Tensor]) -> list[Modulated]:
+        """Return what layers make of the conditions of all frames (1, T, D) of several passes, whose weights are read once for
+        all; for own frames, if the frames can be divided evenly."""
+        link, rows = self._group.link, torch.cat(list(conditions))  # (passes, T, D)
+        divided = rows.shape[1] % link.count == 0
+        if divided:
+            rows = rows.unflatten(1, (link.count, -1)).transpose(0, 1)  # those of each process in turn
+        shares = F.linear(rows.flatten(0, -2), self.weight, self.bias).unflatten(-1, (self._layers, -1))
         if divided:
             sent = shares.view(link.count, -1).view(torch.uint8)
             shares = link.all_to_all(sent)[0].view(shares.dtype).view(link.count, -1, *shares.shape[1:])
+            conditions = [self._group.own(cond, FRAMES) for cond in conditions]
         else:
             shares = link.all_gather(shares)
-        return list(shares.permute(2, 1, 0, 3).flatten(2)[:, None].unbind())
+        passes = shares.permute(2, 1, 0, 3).flatten(2).chunk(len(conditions), 1)  # (layers, T, 6 * D)
+        return [Modulated(cond, each[:, None].unbind()) for cond, each in zip(conditions, passes)]
 
 
 def join(dit: DiT, group: SequenceParallel) -> None:
@@ -110,23 +116,21 @@ def join(dit: DiT, group: SequenceParallel) -> None:
             block.qkv = ExchangedProducts(block.qkv, group, block.head_dim)
 
 
-def pass_over_tiles(group: SequenceParallel, dit: DiT, latents: Tensor, tau: Tensor, step: Tensor, action: Tensor,
-                    whole: PagedTiles) -> tuple[Tensor, Tensor]:
-    """Run ``DiT.over_tiles`` on all processes, each with the whole block and all weights except those of the modulations, see
-    ``join``.
+def pass_over_tiles(group: SequenceParallel, dit: DiT, latents: Tensor, told: Modulated, whole: PagedTiles
+                    ) -> tuple[Tensor, Tensor]:
+    """Run ``DiT.over_tiles`` on all processes, each with the whole block and all weights except those of the modulations, which
+    it is ``told`` (``SharedModulations``), see ``join``.
 
     Returns the predicted clean latents of all frames, and the features of own frames; those of all if the
     frames cannot be divided evenly, where their tokens are divided instead.
     """
     frames = latents.shape[1]
-    cond, divided = dit.condition(tau, step, action), frames % group.count == 0
-    modulations = dit.shared_modulations(cond, divided)
-    if divided:
+    if frames % group.count == 0:
         x = dit.tokens(group.own(latents, FRAMES))
-        x = dit.layers_over_tiles(x, modulations, DividedTiles(group, whole, frames, FRAMES))
-        clean, features = dit.finish(x, group.own(cond, FRAMES))
+        x = dit.layers_over_tiles(x, told.cond, DividedTiles(group, whole, frames, FRAMES), told.layers)
+        clean, features = dit.finish(x, told.cond)
         return group.gather(clean, FRAMES), features
     x = group.own(dit.tokens(latents), TOKENS)
-    x = dit.layers_over_tiles(x, modulations, DividedTiles(group, whole, frames, TOKENS))
-    features = group.gather(dit.features(x, cond), TOKENS)
+    x = dit.layers_over_tiles(x, told.cond, DividedTiles(group, whole, frames, TOKENS), told.layers)
+    features = group.gather(dit.features(x, told.cond), TOKENS)
     return dit.clean(features), features

@@ -16,6 +16,7 @@ from ..parallel.group import Group
 
 ALIGNED = 8  # tensor cores need a number of channels that is a multiple of this
 KEPT = 2  # previous frames that a convolution over three needs
+LARGE = 1 << 20  # bytes of a frame from which it is copied by itself
 FIRST = 'Rep'  # diffusers' mark in place of previous frames: one frame was seen, which was not doubled
 
 
@@ -35,11 +36,25 @@ class Rows:
         return self._group.gather(x, -2)
 
     def between_neighbours(self, x: Tensor) -> Tensor:
-        """Return x with the row above and the row below; zeros where the image ends."""
-        form = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
-        form = form if x.is_contiguous(memory_format=form) else torch.contiguous_format
-        out = torch.empty((*x.shape[:-2], x.shape[-2] + 2, x.shape[-1]), dtype=x.dtype, device=x.device, memory_format=form)
-        out[..., 1:-1, :] = x
+        """Return images x (T, C, h, w) with the row above and the row below; zeros where the image ends."""
+        form = torch.channels_last if x.is_contiguous(memory_format=torch.channels_last) else torch.contiguous_format
+        out = torch.empty((*x.shape[:2], x.shape[2] + 2, x.shape[3]), dtype=x.dtype, device=x.device, memory_format=form)
+        out[:, :, 1:-1] = x
+        self.fill_edges(out)
+        return out
+
+    def video_between_neighbours(self, x: Tensor, kept: Tensor | None, missing: int) -> Tensor:
+        """Return a video x (1, C, T, h, w) behind ``missing`` frames of zeros and the ``kept`` ones, with rows as in
+        ``between_neighbours``."""
+        form = torch.channels_last_3d if x.is_contiguous(memory_format=torch.channels_last_3d) else torch.contiguous_format
+        first = missing + (0 if kept is None else kept.shape[2])
+        out = torch.empty((*x.shape[:2], first + x.shape[2], x.shape[3] + 2, x.shape[4]), dtype=x.dtype, device=x.device,
+                          memory_format=form)
+        inner = out[..., 1:-1, :]
+        inner[:, :, :missing] = 0.0
+        if kept is not None:
+            copy_frames(inner[:, :, missing:first], kept)
+        copy_frames(inner[:, :, first:], x)
         self.fill_edges(out)
         return out
 
@@ -50,6 +65,16 @@ class Rows:
         edges = self._group.link.all_gather(torch.stack([x[..., 1, :], x[..., -2, :]]))
         x[..., 0, :] = edges[rank - 1, 1] if rank else 0.0
         x[..., -1, :] = edges[rank + 1, 0] if rank < last else 0.0
+
+
+def copy_frames(out: Tensor, x: Tensor) -> None:
+    """Copy x (1, C, T, h, w) to ``out``, large ones frame by frame: within a frame, both lie in one piece, which the copy
+    engines of a GPU move at its memory's speed."""
+    if x[0, :, 0].nbytes < LARGE:
+        out.copy_(x)
+        return
+    for frame in range(x.shape[2]):
+        out[:, :, frame].copy_(x[:, :, frame])
 
 
 class NormSilu(nn.Module):
@@ -81,7 +106,7 @@ class NormSilu(nn.Module):
         count = 0 if kept is None else kept.shape[2]
         inner[:, :, :KEPT - count] = 0.0
         if count:
-            inner[:, :, KEPT - count:KEPT] = kept
+            copy_frames(inner[:, :, KEPT - count:KEPT], kept)
         return out
 
 
@@ -102,14 +127,18 @@ class CausalConv(nn.Module):
         return cls(conv.weight, conv.bias, conv.stride, (frames, rows, columns), divided)
 
     def forward(self, x: Tensor, cache_x: Tensor | None = None) -> Tensor:
-        missing = self._frames
-        if cache_x is not None and missing:
-            x = torch.cat([cache_x, x], 2)
-            missing -= cache_x.shape[2]
-        if missing:
-            x = F.pad(x, (0, 0, 0, 0, missing, 0))
-        x, rows = padded_rows(x, self._rows, self.divided)
-        return F.conv3d(x, self.weight, self.bias, self._stride, (0, rows, self._columns))
+        return self.without_bias(x, cache_x, self.bias)
+
+    def without_bias(self, x: Tensor, cache_x: Tensor | None, bias: Tensor | None = None) -> Tensor:
+        """Return the result less the bias, or with another one."""
+        kept, rows = cache_x if self._frames else None, self._rows
+        missing = self._frames - (0 if kept is None else kept.shape[2])
+        if self.divided is not None and rows:
+            x, rows = self.divided.video_between_neighbours(x, kept, missing), 0
+        else:
+            x = x if kept is None else torch.cat([kept, x], 2)
+            x = F.pad(x, (0, 0, 0, 0, missing, 0)) if missing else x
+        return F.conv3d(x, self.weight, bias, self._stride, (0, rows, self._columns))
 
 
 class ImagesConv(nn.Module):
@@ -143,9 +172,20 @@ def add_taps(taps: Tensor, bias: Tensor) -> Tensor:
     return total.to(taps.dtype)
 
 
-def padded_rows(x: Tensor, padding: int, rows: Rows | None) -> tuple[Tensor, int]:
-    """Return the input of a convolution that pads by at most one row, and by how many rows it is still to pad."""
-    return (x, padding) if rows is None or not padding else (rows.between_neighbours(x), 0)
+def doubled_frames(x: Tensor, bias: Tensor, edge: int = 0) -> Tensor:
+    """Return twice as many images (2 * T, C, h + 2 * edge, w) of x + bias, x (T, 2 * C, h, w): the first half of the channels
+    comes before the second. Zeros are above and below."""
+    x = (x + bias[:, None, None]).unflatten(1, (2, -1)).flatten(0, 1)
+    return F.pad(x, (0, 0, edge, edge))
+
+
+def interleaved(y: Tensor, bias: Tensor) -> Tensor:
+    """Return images (T, C, 2 * h, 2 * w) of y + bias, y (T, 4 * C, h + 1, w + 1): the quarters of its channels, in turn, are
+    even rows and columns, even rows and odd columns, odd and even, odd and odd. Odd ones begin a place further on in y."""
+    y = (y + bias[:, None, None]).unflatten(1, (2, 2, -1))
+    rows, columns = y.shape[-2] - 1, y.shape[-1] - 1
+    parts = [[y[:, row, column, :, row:row + rows, column:column + columns] for column in (0, 1)] for row in (0, 1)]
+    return torch.stack([torch.stack(part, -1) for part in parts], -3).flatten(-2).flatten(-3, -2)
 
 
 class DividedConv(nn.Module):
@@ -156,7 +196,9 @@ class DividedConv(nn.Module):
         self.weight, self.bias, self._padding, self._divided = conv.weight, conv.bias, conv.padding, rows
 
     def forward(self, x: Tensor) -> Tensor:
-        x, rows = padded_rows(x, self._padding[0], self._divided)
+        rows = self._padding[0]  # at most one
+        if rows:
+            x, rows = self._divided.between_neighbours(x), 0
         return F.conv2d(x, self.weight, self.bias, padding=(rows, self._padding[1]))
 
 
@@ -235,18 +277,19 @@ class Upsampling(nn.Module):
             else:
                 before = feat_cache[at] if isinstance(feat_cache[at], Tensor) else None
                 feat_cache[at] = newest(x, before)
-                x, frames = self.time_conv(x, before), 2 * frames
-        x = x.contiguous(memory_format=torch.channels_last_3d).permute(0, 2, 3, 4, 1)[0]  # (T, h, w, C or two of them)
+                x, frames = self.time_conv.without_bias(x, before), 2 * frames
+        double, interleave = doubled_frames, interleaved
+        if x.is_cuda:
+            from ...kernels.norm_silu_triton import doubled_frames_triton as double, interleaved_triton as interleave
+        x, edge = x.transpose(1, 2)[0].contiguous(memory_format=torch.channels_last), 0 if self._divided is None else 1
         if frames > len(x):
-            x = x.unflatten(3, (2, -1)).permute(0, 3, 1, 2, 4).flatten(0, 1)
-        x, rows = padded_rows(x.permute(0, 3, 1, 2), 1, self._divided)
-        y = F.conv2d(x, self.weight, self.bias, padding=(rows, 1)).contiguous(memory_format=torch.channels_last)
-        count, channels, height, width = len(y), y.shape[1] // 4, y.shape[2] - 1, y.shape[3] - 1
-        frame, _, row, column = y.stride()
-        # Of an even and an odd row each, the latter begins a row further down in y, behind the channels of the former.
-        y = y.as_strided((count, height, 2, width, 2, channels),
-                         (frame, row, row + 2 * channels, column, column + channels, 1))
-        return y.reshape(1, count, 2 * height, 2 * width, channels).permute(0, 4, 1, 2, 3)
+            x = double(x, self.time_conv.bias, edge)
+            if edge:
+                self._divided.fill_edges(x)
+        elif edge:
+            x = self._divided.between_neighbours(x)
+        y = F.conv2d(x, self.weight, padding=(1 - edge, 1)).contiguous(memory_format=torch.channels_last)
+        return interleave(y, self.bias).transpose(0, 1)[None]
 
 
 def phases(weight: Tensor) -> Tensor:
