@@ -22,6 +22,7 @@ from torch import nn
 from worldmodel_ros.cache.stores.host import HostStore
 from worldmodel_ros.engine.backends.pinned_inputs import Inputs
 from worldmodel_ros.engine.distributed import supervisor
+from worldmodel_ros.engine.distributed.leader import PLACES, Completions
 from worldmodel_ros.engine.distributed.processes import Processes
 from worldmodel_ros.engine.device_failure import RankFailure
 from worldmodel_ros.engine.loading import load
@@ -354,6 +355,7 @@ def runs(pid):
 STUCK = """
 import ctypes
 from worldmodel_ros.engine.distributed import supervisor
+from worldmodel_ros.engine.distributed.leader import PLACES, Completions
 from worldmodel_ros.engine.distributed.processes import Processes
 from worldmodel_ros.engine.distributed.processes import Processes
 
@@ -521,6 +523,14 @@ def test_products_for_other_processes_come_first_and_all_have_those_of_their_hea
             right = wanted[:, :, :, rank].flatten(2)
             torch.testing.assert_close(found[rank], right[rank])
             assert float((found - right).norm() / right.norm()) < (0.04 if rounded else 1e-6)
+
+
+def test_completed_passes_are_seen_in_the_hosts_memory():
+    completions = Completions(torch.device('cpu'))
+    events = [completions.note() for _ in range(PLACES + 2)]
+    assert all(event.query() for event in events)
+    events[0].places[events[-1].place] = 0  # as if the last one were still on its way
+    assert not events[-1].query() and events[-2].query()
 
 
 def test_inputs_that_lie_in_one_block_are_sent_as_it_is():

@@ -7,6 +7,7 @@ import time
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -31,6 +32,7 @@ TAKING_IN = ('encode', 'commit')  # networks that run on a frame also while proc
 PATIENCE_OF_CPU = 10.0  # s; CPUs are for tests only
 WARM_UP_S = 600.0  # timeout of a pass while the model starts up: with a cold cache each process compiles
 BEGINNING_S = 5.0  # a pass that takes longer to start is being compiled or captured, and holds no graph of another one
+PLACES = 256  # for numbers of passes, more than are ever queued
 NO_FEATURES = (None,)  # result of a commit while processes are missing
 
 
@@ -62,6 +64,7 @@ class LeadingBackend(DividedBackend):
         store, processes = self._start()  # they read the model at the same time
         try:
             super().__init__(source, kind, 0, count)
+            self._completions = Completions(self.device)
             self._alone, self._launch = self._launch, self._launched
             self._together = self._new_launcher()
             self.join(self._meet(store, processes))
@@ -143,7 +146,10 @@ class LeadingBackend(DividedBackend):
             self._supervisor.expect(epoch, started, self._allowed(first))
             try:
                 outputs = self._together(key, partial(self.passes.run, network, storages), columns)
-                self._newest = started.event = self.mark() if self.device.type == 'cuda' else OVER
+                done = OVER
+                if self.device.type == 'cuda':
+                    self._newest, done = self.mark(), self._completions.note()
+                started.event = done
             except Exception as error:
                 raise self._supervisor.failed(epoch, error) from error
             self._known.add(order)
@@ -196,6 +202,34 @@ class LeadingBackend(DividedBackend):
         left.result()
         if self.device.type == 'cuda':
             torch.cuda.synchronize(self.device)
+
+
+class Completions:
+    """Notes completed passes in the host's memory, where they are seen without a call of CUDA: ``torch.cuda.Event.query`` holds
+    Python's lock, and would wait for a thread that has the driver's while it waits for the GPU."""
+
+    def __init__(self, device: torch.device):
+        self._device, self._number = device, 0
+        self._places = torch.zeros(PLACES, dtype=torch.int64, pin_memory=device.type == 'cuda')
+
+    def note(self) -> PassEvent:
+        """Queue: note that what was queued before in this stream is through; return that moment."""
+        self._number += 1
+        place = self._number % PLACES
+        number = torch.full((1,), self._number, dtype=torch.int64, device=self._device)
+        self._places[place:place + 1].copy_(number, non_blocking=True)
+        return PassEvent(self._places.numpy(), place, self._number)
+
+
+class PassEvent(NamedTuple):
+    """An ``Event``: a pass has written its number, or a later one has written its own, to its place."""
+
+    places: np.ndarray
+    place: int
+    number: int
+
+    def query(self) -> bool:
+        return int(self.places[self.place]) >= self.number
 
 
 class FetchedFromAll:
