@@ -33,10 +33,9 @@ class _Policy(nn.Module):
 
     def look(self, features: Tensor) -> Tensor:
         """Return the inputs of each goal's plan, (B, goals, 2 D), from the features (B, P, D) of a frame."""
-        query = self.goals.expand(features.shape[0], -1, -1)
-        read = self.read(query, features, features, need_weights=False)[0] + query
+        read = attended(self.read, self.goals, features) + self.goals
         # Where a thing is in the image matters as much as what it is: the flattened tokens keep positions.
-        places = self.tokens(self.squeeze(features).flatten(1))[:, None].expand(-1, query.shape[1], -1)
+        places = self.tokens(self.squeeze(features).flatten(1))[:, None].expand(-1, len(self.goals), -1)
         return torch.cat([read, places], -1)
 
     def given(self, delay: Tensor) -> Tensor:
@@ -114,6 +113,19 @@ class FlowPolicy(_Policy):
             z = z + (x - z) * (1.0 / (FLOW_STEPS * (1.0 - tau)))
         plan = self.centre + self.half_range * z.clamp(-1.0, 1.0)
         return torch.where(given, prefix, plan)
+
+
+def attended(layer: nn.MultiheadAttention, queries: Tensor, x: Tensor) -> Tensor:
+    """Return what a few queries (Q, D) read from tokens x (B, P, D), (B, Q, D): ``layer``'s attention, its products in another
+    order. A head's key matrix is applied to its queries and its value matrix to what they read, not both to all tokens; a bias
+    of keys adds the same to all scores of a query, and so nothing."""
+    of_queries, of_keys, of_values = layer.in_proj_weight.unflatten(0, (3, layer.num_heads, -1))  # (heads, D / heads, D) each
+    query_bias, _, value_bias = layer.in_proj_bias.unflatten(0, (3, layer.num_heads, 1, -1))
+    asked = (queries @ of_queries.transpose(1, 2) + query_bias) @ of_keys  # (heads, Q, D)
+    scores = x @ asked.flatten(0, 1).T * layer.head_dim ** -0.5  # (B, P, heads * Q)
+    read = scores.softmax(1).transpose(1, 2) @ x
+    read = read.unflatten(1, asked.shape[:2]) @ of_values.transpose(1, 2) + value_bias  # (B, heads, Q, D / heads)
+    return layer.out_proj(read.transpose(1, 2).flatten(2))
 
 
 def action_head(preset: Preset) -> RegressionPolicy | FlowPolicy:
