@@ -355,8 +355,6 @@ def runs(pid):
 STUCK = """
 import ctypes
 from worldmodel_ros.engine.distributed import supervisor
-from worldmodel_ros.engine.distributed.leader import PLACES, Completions
-from worldmodel_ros.engine.distributed.processes import Processes
 from worldmodel_ros.engine.distributed.processes import Processes
 
 def waits_for_the_device():

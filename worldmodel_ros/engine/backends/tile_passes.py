@@ -59,7 +59,7 @@ class TilePasses:
         return outputs[0][0], None
 
     def forget(self) -> None:
-        """Prepare the next step anew: what was prepared may be lost."""
+        """Prepare the next step again: what was prepared may be lost."""
         self._prepared = None
 
     def commit(self, latents: np.ndarray | Tensor, actions: np.ndarray, window: TileWindow,
@@ -77,14 +77,14 @@ class TilePasses:
     def denoise_pass(self, storages: Storages, z: Tensor, tau: Tensor, rate: Tensor, row: Tensor, actions: Tensor,
                      *pages: Tensor) -> tuple[Tensor, ...]:
         """Run the last step."""
-        told, = self.modulated([self._condition(tau, row, actions)])
+        told, = self.modulated(self._conditions([tau], row, actions))
         return self.finished(*self._moved(storages, z, rate, actions, pages, told))
 
     def approach_pass(self, storages: Storages, z: Tensor, tau: Tensor, rate: Tensor, row: Tensor, actions: Tensor,
                       *pages: Tensor) -> tuple[Tensor]:
         """Run a step that is not the last one."""
         levels = [tau, tau + rate * (1.0 - tau)][:2 if self._prepare else 1]
-        told, *ahead = self.modulated([self._condition(level, row, actions) for level in levels])
+        told, *ahead = self.modulated(self._conditions(levels, row, actions))
         for next_one in ahead:
             if self._ahead is None:  # in a call before the one that is captured
                 self._ahead = torch.empty_like(next_one.cond), torch.stack(list(next_one.layers))
@@ -102,7 +102,7 @@ class TilePasses:
         time, own, offsets, *lists = (each[0] for each in pages)
         attention = self._attention(storages, 0, self._turned(time, actions[0]), own, offsets, lists)
         clean = latents.new_ones(1)
-        told, = self.modulated([self._condition(clean, torch.full_like(clean, FLOW, dtype=torch.long), actions)])
+        told, = self.modulated(self._conditions([clean], torch.full_like(clean, FLOW, dtype=torch.long), actions))
         _, features = self.over_tiles(latents, told, attention)
         return (features.float(),)
 
@@ -118,10 +118,10 @@ class TilePasses:
         """Return the last step's results."""
         return moved, features
 
-    def _condition(self, tau: Tensor, row: Tensor, actions: Tensor) -> Tensor:
-        """Return the condition (1, T, D) of frames at the same level of noise (1,), under actions (1, T, A)."""
-        shape = actions.shape[:2]
-        return self.dit.condition(tau[:, None].expand(shape), row[:, None].expand(shape), actions)
+    def _conditions(self, levels: Sequence[Tensor], row: Tensor, actions: Tensor) -> Sequence[Tensor]:
+        """Return the condition (1, T, D) for each level of noise (1,), that of all frames, under actions (1, T, A)."""
+        shape = len(levels), actions.shape[1]
+        return self.dit.condition(torch.cat(levels)[:, None].expand(shape), row[:, None].expand(shape), actions).split(1)
 
     def _moved(self, storages: Storages, z: Tensor, rate: Tensor, actions: Tensor, pages: Sequence[Tensor], told: Modulated
                ) -> tuple[Tensor, Tensor]:
