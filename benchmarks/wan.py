@@ -197,8 +197,7 @@ class Model:
 
     @torch.inference_mode()
     def chunk(self, sequence: object) -> Tensor:
-        return self.sampler.chunk(sequence, self.prompt, lambda step: self.noise, self.condition,
-                                  self.dit.camera_control(self.rays))
+        return self.sampler.chunk(sequence, self.prompt, lambda step: self.noise, self.condition, self.rays)
 
     def fill(self, sequence: object) -> None:
         """Fill the window, after which nothing compiles any more."""

@@ -138,7 +138,7 @@ def network_differences(grid: tuple[int, int], chunks: int, device: torch.device
         sampler, sequence = Sampler(dit, schedule), open_sequence()
         with torch.inference_mode():
             prompt = dit.prompt(text)
-            return [sampler.chunk(sequence, prompt, lambda step: noise[step], condition, dit.camera_control(rays))
+            return [sampler.chunk(sequence, prompt, lambda step: noise[step], condition, rays)
                     for noise, condition, rays in inputs]
     with definitions():
         exact = run(torch.float32, False, lambda: DenseSequence(config, window, grid))

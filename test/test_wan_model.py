@@ -46,9 +46,9 @@ def pages(precision=Precision.FP32, window=WINDOW, **counts):
 
 @torch.inference_mode()
 def chunk_of(dit, sequence, number, draw=''):
-    control = dit.camera_control(tiny.draw(f'rays {number}{draw}', 3 * math.prod(tiny.GRID), 1536))
+    rays = tiny.draw(f'rays {number}{draw}', 3 * math.prod(tiny.GRID), 1536)
     return Sampler(dit, SHORT).chunk(sequence, dit.prompt(tiny.text()), tiny.noise(number, 3), tiny.condition(number, 3),
-                                     control)
+                                     rays)
 
 
 def difference(found, wanted):
@@ -247,8 +247,8 @@ def test_chunks_from_held_inputs_are_those_of_the_sampler(dit, precision):
     texts = [dit.prompt(tiny.text()), dit.prompt(2.0 * tiny.text()), dit.prompt(tiny.text()[:3])]
 
     def chunk(sampler, sequence, number, text):
-        control = dit.camera_control(tiny.draw(f'rays {number}', 3 * math.prod(tiny.GRID), 1536))
-        return sampler.chunk(sequence, texts[text], tiny.noise(number, 3), tiny.condition(number, 3), control)
+        rays = tiny.draw(f'rays {number}', 3 * math.prod(tiny.GRID), 1536)
+        return sampler.chunk(sequence, texts[text], tiny.noise(number, 3), tiny.condition(number, 3), rays)
     with torch.inference_mode():
         for number, text in enumerate((0, 0, 1, 2, 0, 0, 0)):  # the window fills and rolls, sinks move, the text is another one
             found, wanted = chunk(graphed, other, number, text), chunk(plain, one, number, text)

@@ -70,7 +70,7 @@ class Case:
             out.append(sampler.chunk(
                 sequence, prompt, tiny.noise(chunk, self.chunk),
                 tiny.condition(chunk, self.chunk) if self.config.condition_channels else None,
-                None if rays is None else self.dit.camera_control(camera.ray_tokens(rays))))
+                None if rays is None else camera.ray_tokens(rays)))
         return torch.stack(out)
 
     def rays(self, chunk):

@@ -42,8 +42,8 @@ def chunks(precision, group=None, count=4):
     sampler, sequence, prompt, found = Sampler(dit, SHORT), owner.open(), dit.prompt(tiny.text()), []
 
     def chunk(sequence, number):
-        control = dit.camera_control(tiny.draw(f'rays {number}', 3 * math.prod(tiny.GRID), 1536))
-        found.append(sampler.chunk(sequence, prompt, tiny.noise(number, 3), tiny.condition(number, 3), control))
+        rays = tiny.draw(f'rays {number}', 3 * math.prod(tiny.GRID), 1536)
+        found.append(sampler.chunk(sequence, prompt, tiny.noise(number, 3), tiny.condition(number, 3), rays))
     for number in range(count):
         chunk(sequence, number)
     fork, other = sequence.fork(), owner.open()

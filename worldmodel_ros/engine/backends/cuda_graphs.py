@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from worldmodel_ros.kernels.graph_capture import capturing
 from .pinned_inputs import Inputs
 
 BUCKETS = (1, 2, 4, 8, 16, 32)
@@ -88,9 +89,9 @@ class _Graph:
     """One captured function, and the memory that it reads from and writes to."""
 
     def __init__(self, inputs: Inputs, function: Function, columns: Sequence[Column], memory: tuple,
-                 side: torch.cuda.Stream, capturing: torch.cuda.Stream):
+                 side: torch.cuda.Stream, stream: torch.cuda.Stream):
         """Capture ``function`` for ``inputs``, with the values of ``columns``, since zeros may be invalid. ``side``: the
-        stream of the warm-up calls; kernels have the priority of ``capturing``."""
+        stream of the warm-up calls; kernels have the priority of ``stream``."""
         self._inputs = inputs
         inputs.fill(columns)
         side.wait_stream(torch.cuda.current_stream())
@@ -98,9 +99,7 @@ class _Graph:
             for _ in range(2):  # libraries select algorithms and allocate on first calls
                 function(*inputs.tensors)
         torch.cuda.current_stream().wait_stream(side)
-        self._graph = torch.cuda.CUDAGraph()
-        # Other threads of a node may use the device meanwhile: only this thread's calls must not synchronise.
-        with torch.cuda.graph(self._graph, pool=memory, stream=capturing, capture_error_mode='thread_local'):
+        with capturing(stream, memory) as self._graph:
             self._outputs = function(*inputs.tensors)
 
     def __call__(self, columns: Sequence[Column]) -> tuple[Tensor, ...]:

@@ -95,7 +95,7 @@ class WorldSession:
             return (yield from self._passes(poses, intrinsics, steps))
 
     def _passes(self, poses: np.ndarray, intrinsics: camera.Intrinsics, steps: int | None) -> Generator[None, None, np.ndarray]:
-        frames, control, poses = self._world.preset.chunk_frames, *self._control(poses, intrinsics)
+        frames, rays, poses = self._world.preset.chunk_frames, *self._rays(poses, intrinsics)
         shape, at = (16, frames, *self._world.latent_size), self.frame
 
         def noise(step: int) -> Tensor:
@@ -105,7 +105,7 @@ class WorldSession:
         condition = self._condition.fork()
         sampler = self._world.sampler if steps is None else self._world.sampler_of(steps)
         with torch.inference_mode():
-            given = self._sequence, self._world.prompt, noise, condition.next(frames), control
+            given = self._sequence, self._world.prompt, noise, condition.next(frames), rays
         if len(self._world.units(len(sampler.schedule.steps))) > 1:
             latents = yield from sampler.pass_by_pass(*given)
         else:
@@ -130,14 +130,14 @@ class WorldSession:
             raise ValueError('what follows an imagined chunk is no observation: fork before imagining')
         if images.shape[0] != self.images_of_chunk:
             raise ValueError(f'{len(images)} images: a chunk takes {self.images_of_chunk}')
-        frames, control, poses = self._world.preset.chunk_frames, *self._control(poses, intrinsics)
+        frames, rays, poses = self._world.preset.chunk_frames, *self._rays(poses, intrinsics)
         video = to_vae(images, self._world.device)
         if self.frame == 0:
             video = torch.cat([self._condition.image[:, None], video], 1)
         condition = self._condition.fork()
         with torch.inference_mode():
             latents, encoded = self._world.vae.encode(video, self._encoded)
-            self._world.sampler.commit(self._sequence, self._world.prompt, latents, condition.next(frames), control)
+            self._world.sampler.commit(self._sequence, self._world.prompt, latents, condition.next(frames), rays)
             self._decode(latents)  # advances the decoder, so that the next imagined chunk follows these images
         self._condition, self._encoded, self._pose = condition, encoded, poses[-1]
 
@@ -148,8 +148,8 @@ class WorldSession:
         images, self._decoded = self._world.vae.decode(latents, self._decoded)
         return images
 
-    def _control(self, poses: np.ndarray, intrinsics: camera.Intrinsics) -> tuple[object, np.ndarray]:
-        """Return the network's camera control for a chunk, and the poses of its latent frames."""
+    def _rays(self, poses: np.ndarray, intrinsics: camera.Intrinsics) -> tuple[Tensor, np.ndarray]:
+        """Return the rays of a chunk's tokens, and the poses of its latent frames."""
         world, poses, first = self._world, np.asarray(poses, np.float64), self.frame == 0
         count = world.preset.chunk_frames - first
         if poses.shape != (count, 4, 4) or not np.isfinite(poses).all():
@@ -157,8 +157,7 @@ class WorldSession:
         every = np.concatenate([self._pose[None], poses]) if first else poses
         relative = camera.relative_poses(every, None if first else self._pose, LATENT_PERIOD * world.description.top_speed)
         rays = camera.rays(relative, intrinsics, world.spec.image_size, world.device)
-        with torch.inference_mode():
-            return world.camera_control(camera.ray_tokens(rays)), every
+        return camera.ray_tokens(rays), every
 
     def save(self) -> bytes:
         """Return the session as a safetensors file: pages, positions, and the streaming states of the VAE and the condition."""

@@ -20,7 +20,7 @@ from ...model.parallel.group import Group
 from ...model.wan import checkpoint, experts
 from ...model.wan.checkpoint import tensor_share
 from ...model.wan.config import PATCH, VAE_FRAMES, VAE_STRIDE, WanConfig, WanPreset
-from ...model.wan.dit import CameraControl, Prompt, WanDiT
+from ...model.wan.dit import Prompt, WanDiT
 from ...model.wan.experts import Experts, ExpertPages, ExpertSampler, ExpertSequence
 from ...model.wan.graphs import GraphedSampler
 from ...model.wan.parallel import join
@@ -142,10 +142,6 @@ class OpenWorld:
     @property
     def _networks(self) -> tuple[WanDiT, ...]:
         return self._network.networks if isinstance(self._network, Experts) else (self._network,)
-
-    def camera_control(self, rays: torch.Tensor) -> CameraControl | tuple[CameraControl, CameraControl]:
-        """Return the sampler's input for a chunk's rays, see ``WanDiT.camera_control``."""
-        return self._network.camera_control(rays)
 
     @property
     def sampler(self) -> Sampler | GraphedSampler | ExpertSampler:

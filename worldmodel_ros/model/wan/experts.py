@@ -58,9 +58,6 @@ class Experts:
         """``WanDiT.prompt`` of both."""
         return tuple(network.prompt(text.to(network.device)) for network in self.networks)
 
-    def camera_control(self, rays: Tensor) -> tuple[CameraControl, CameraControl]:
-        """``WanDiT.camera_control`` of both."""
-        return tuple(network.camera_control(rays) for network in self.networks)
 
 
 class ExpertPages:
@@ -111,7 +108,7 @@ class ExpertSequence(tuple[PagedSequence, PagedSequence]):
 
 
 class ExpertSampler:
-    """``Sampler`` of two networks: arguments come for both, in their order, except noise and condition."""
+    """``Sampler`` of two networks: sequences and prompts come for both, in their order."""
 
     def __init__(self, experts: Experts, schedule: Schedule):
         self.experts, self.schedule = experts, schedule
@@ -123,16 +120,16 @@ class ExpertSampler:
 
     @torch.inference_mode()
     def chunk(self, sequences: Sequence[PassSequence], prompts: Sequence[Prompt], noise: Callable[[int], Tensor],
-              condition: Tensor | None = None, cameras: Sequence[CameraControl] | None = None) -> Tensor:
+              condition: Tensor | None = None, rays: Tensor | None = None) -> Tensor:
         """Return the next chunk's clean latents, on the noise's device, and append it to the sequences of both networks. As
         ``Sampler.chunk``."""
-        return finished(self.pass_by_pass(sequences, prompts, noise, condition, cameras))
+        return finished(self.pass_by_pass(sequences, prompts, noise, condition, rays))
 
     @torch.inference_mode()
     def pass_by_pass(self, sequences: Sequence[PassSequence], prompts: Sequence[Prompt], noise: Callable[[int], Tensor],
-                     condition: Tensor | None = None, cameras: Sequence[CameraControl] | None = None) -> Passes:
+                     condition: Tensor | None = None, rays: Tensor | None = None) -> Passes:
         """``chunk``, as ``Sampler.pass_by_pass``."""
-        latents = noise(0)
+        latents, cameras = noise(0), self._controls(rays)
         with _chunks(sequences, latents.shape[1], False) as attentions:
             def velocity(step: Step, x: Tensor) -> Tensor:
                 index = self.experts.at(step.timestep)
@@ -144,14 +141,18 @@ class ExpertSampler:
 
     @torch.inference_mode()
     def commit(self, sequences: Sequence[PassSequence], prompts: Sequence[Prompt], latents: Tensor,
-               condition: Tensor | None = None, cameras: Sequence[CameraControl] | None = None) -> None:
+               condition: Tensor | None = None, rays: Tensor | None = None) -> None:
         """Append observed frames to both, as ``Sampler.commit``."""
+        cameras = self._controls(rays)
         with _chunks(sequences, latents.shape[1], True) as attentions:
             self._keep(latents, prompts, condition, cameras, attentions)
 
     def _keep(self, clean: Tensor, *others: object) -> None:
         for index in range(2):
             self._network(index).keep(*self._given(index, clean, self.schedule.commit, *others))
+
+    def _controls(self, rays: Tensor | None) -> list[CameraControl] | None:
+        return None if rays is None else [network.camera_control(rays) for network in self.experts.networks]
 
     def _network(self, index: int) -> WanDiT:
         return self.experts.networks[index]

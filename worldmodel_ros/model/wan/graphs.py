@@ -1,7 +1,7 @@
 """All passes of a chunk as one CUDA graph: the host launches one graph, not 2,500 kernels.
 
 A graph reads and writes the memory that it was captured with. What differs from chunk to chunk (noise, condition, the camera's
-scales and shifts, which pages are seen and written) is copied there before each replay; the pages themselves stay in place.
+rays, which pages are seen and written) is copied there before each replay; the pages themselves stay in place.
 """
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from dataclasses import fields
 import torch
 from torch import Tensor
 
-from .dit import CameraControl, Prompt
+from ...kernels.graph_capture import capturing
+from .dit import Prompt
 from .sampler import Sampler
 from .sequence import PagedAttention, PagedSequence
 
@@ -27,11 +28,11 @@ class GraphedSampler:
 
     @torch.inference_mode()
     def chunk(self, sequence: PagedSequence, prompt: Prompt, noise: Callable[[int], Tensor], condition: Tensor | None = None,
-              camera: CameraControl | None = None) -> Tensor:
+              rays: Tensor | None = None) -> Tensor:
         """As ``Sampler.chunk``."""
         steps = [noise(step) for step in range(len(self.schedule.steps))]
         with sequence.chunk(steps[0].shape[1]) as attention:
-            given = _Inputs(attention, prompt, steps, condition, camera)
+            given = _Inputs(attention, prompt, steps, condition, rays)
             key = (attention.form, *((name, tensor.shape) for name, tensor in given.tensors.items()))
             graph = self._graphs.pop(key, None) or _Graph(self.sampler, attention, prompt, given)
             self._graphs[key] = graph  # the newest is last
@@ -40,26 +41,24 @@ class GraphedSampler:
             return graph.replay(prompt, given)
 
     def commit(self, sequence: PagedSequence, prompt: Prompt, latents: Tensor, condition: Tensor | None = None,
-               camera: CameraControl | None = None) -> None:
+               rays: Tensor | None = None) -> None:
         """``Sampler.commit``."""
-        self.sampler.commit(sequence, prompt, latents, condition, camera)
+        self.sampler.commit(sequence, prompt, latents, condition, rays)
 
 
 class _Inputs:
     """All that passes read, by name. Lists of pages are padded to their greatest possible length."""
 
     def __init__(self, attention: PagedAttention, prompt: Prompt, noise: list[Tensor], condition: Tensor | None,
-                 camera: CameraControl | None):
+                 rays: Tensor | None):
         device = noise[0].device
         self.tensors = {f'noise {step}': tensor for step, tensor in enumerate(noise)}
         self.tensors |= {} if condition is None else {'condition': condition.to(device, torch.float32)}
-        self.tensors |= {f'camera {layer} {part}': tensor for layer, control in enumerate(camera or ())
-                         for part, tensor in enumerate(control)}
+        self.tensors |= {} if rays is None else {'rays': rays.to(device)}
         for name, tensor in attention.inputs().items():
             if name in ('pages', 'lengths'):
                 tensor = torch.cat([tensor, tensor.new_zeros(attention.most_pages - len(tensor))])
             self.tensors[f'attention {name}'] = tensor
-        self.layers = len(camera or ())
         self.prompt = {field.name: getattr(prompt, field.name) for field in fields(prompt)}
         self.tensors |= {f'prompt {name}': tensor for name, tensor in self.prompt.items()}
 
@@ -71,11 +70,11 @@ class _Graph:
         self._held = held = {name: tensor.clone() for name, tensor in given.tensors.items()}
         self._prompt = prompt
         text = Prompt(**{name: held[f'prompt {name}'] for name in given.prompt})
-        camera = [(held[f'camera {layer} 0'], held[f'camera {layer} 1']) for layer in range(given.layers)] or None
         attention = attention.reading({name: held[f'attention {name}'] for name in attention.inputs()})
 
         def passes() -> Tensor:
-            return sampler.passes(attention, text, lambda step: held[f'noise {step}'], held.get('condition'), camera)
+            return sampler.passes(attention, text, lambda step: held[f'noise {step}'], held.get('condition'),
+                                  held.get('rays'))
         self._passes, self._graph, self._out = passes, None, None
         if sampler.dit.device.type == 'cuda':
             # Once outside of a graph: first-time compilation, loading and allocation must not be captured. The graph's kernels
@@ -85,8 +84,7 @@ class _Graph:
             with torch.cuda.stream(stream):
                 passes()
             torch.cuda.synchronize(sampler.dit.device)
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph, stream=stream, capture_error_mode='thread_local'):
+            with capturing(stream) as self._graph:
                 self._out = passes()
 
     def replay(self, prompt: Prompt, given: _Inputs) -> Tensor:

@@ -33,20 +33,21 @@ class Sampler:
 
     @torch.inference_mode()
     def chunk(self, sequence: Sequence, prompt: Prompt, noise: Callable[[int], Tensor], condition: Tensor | None = None,
-              camera: CameraControl | None = None) -> Tensor:
+              rays: Tensor | None = None) -> Tensor:
         """Return the next chunk's clean latents, float32 (C, F, h, w), and append it to the sequence.
 
         ``noise`` returns that of a step, standard normal float32 (C, F, h, w), counted from 0; ``condition``
-        (condition_channels, F, h, w) as ``ImageCondition.next`` makes it, for networks that take one.
+        (condition_channels, F, h, w) as ``ImageCondition.next`` makes it, and ``rays`` (N, camera_width) as
+        ``camera.ray_tokens`` does, for networks that take them.
         """
-        return finished(self.pass_by_pass(sequence, prompt, noise, condition, camera))
+        return finished(self.pass_by_pass(sequence, prompt, noise, condition, rays))
 
     @torch.inference_mode()
     def pass_by_pass(self, sequence: Sequence, prompt: Prompt, noise: Callable[[int], Tensor], condition: Tensor | None = None,
-                     camera: CameraControl | None = None) -> Passes:
+                     rays: Tensor | None = None) -> Passes:
         """``chunk`` as a generator that yields after each pass except the last one, which commits. Other sequences may go on
         in between; the sequence has the chunk at the end, or nothing of it if the generator is closed before."""
-        latents = noise(0)
+        latents, camera = noise(0), self._control(rays)
         with sequence.chunk(latents.shape[1]) as attention:
             denoising = denoise(self.schedule, lambda step: noise(step) if step else latents)
             clean = yield from each_pass(denoising, lambda step, noisy: self._velocity(
@@ -56,8 +57,9 @@ class Sampler:
 
     @torch.inference_mode()
     def passes(self, attention: SelfAttention, prompt: Prompt, noise: Callable[[int], Tensor], condition: Tensor | None,
-               camera: CameraControl | None) -> Tensor:
+               rays: Tensor | None) -> Tensor:
         """Run all passes of a chunk, as ``chunk``; ``attention`` keeps its keys and values."""
+        camera = self._control(rays)
         clean = finished(each_pass(denoise(self.schedule, noise), lambda step, latents: self._velocity(
             step, latents, prompt, condition, camera, attention)))
         self._keep(clean, prompt, condition, camera, attention)
@@ -65,10 +67,14 @@ class Sampler:
 
     @torch.inference_mode()
     def commit(self, sequence: Sequence, prompt: Prompt, latents: Tensor, condition: Tensor | None = None,
-               camera: CameraControl | None = None) -> None:
+               rays: Tensor | None = None) -> None:
         """Append observed frames: clean latents (C, F, h, w) of real images, which are not denoised."""
+        camera = self._control(rays)
         with sequence.chunk(latents.shape[1], observed=True) as attention:
             self._keep(latents, prompt, condition, camera, attention)
+
+    def _control(self, rays: Tensor | None) -> CameraControl | None:
+        return None if rays is None else self.dit.camera_control(rays)
 
     def _velocity(self, step: Step, latents: Tensor, prompt: Prompt, condition: Tensor | None, camera: CameraControl | None,
                   attention: SelfAttention) -> Tensor:
