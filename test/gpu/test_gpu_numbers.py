@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 import torch
 
+from worldmodel_ros.kernels import graph_capture
+
 pytestmark = pytest.mark.gpu
 BENCHMARKS = Path(__file__).resolve().parents[2] / 'benchmarks'
 
@@ -74,3 +76,26 @@ def test_triton_compiles_here():
 
     from worldmodel_ros.kernels import rows_triton
     assert any(isinstance(value, JITFunction) for value in vars(rows_triton).values()), sys.modules['triton']
+
+
+def test_a_kernel_takes_the_place_of_a_small_memset_in_a_captured_graph(monkeypatch):
+    runtime = pytest.importorskip('cuda.bindings.runtime')
+    counter, replaced = torch.zeros(1024, dtype=torch.int32, device='cuda'), []
+    stream, replace = torch.cuda.Stream(priority=-1), graph_capture.replace_memsets
+    monkeypatch.setattr(graph_capture, 'replace_memsets', lambda *graph: replaced.append(replace(*graph)))
+
+    def work():
+        for start, size in ((16, 64), (512, 4)):  # bytes
+            runtime.cudaMemsetAsync(counter.data_ptr() + start, 0, size, torch.cuda.current_stream().cuda_stream)
+        counter.add_(1)
+    with torch.cuda.stream(stream):
+        work()
+    torch.cuda.synchronize()
+    counter.fill_(1)
+    with graph_capture.capturing(stream) as graph:
+        work()
+    for _ in range(3):
+        graph.replay()
+    wanted = np.full(1024, 4)
+    wanted[4:20] = wanted[128] = 1  # cleared before each addition
+    assert counter.tolist() == wanted.tolist() and replaced == [2]
