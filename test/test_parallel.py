@@ -22,7 +22,7 @@ from torch import nn
 from worldmodel_ros.cache.stores.host import HostStore
 from worldmodel_ros.engine.backends.pinned_inputs import Inputs
 from worldmodel_ros.engine.distributed import supervisor
-from worldmodel_ros.engine.distributed.leader import PLACES, Completions
+from worldmodel_ros.engine.distributed.leader import SLOTS, Completions
 from worldmodel_ros.engine.distributed.processes import Processes
 from worldmodel_ros.engine.device_failure import RankFailure
 from worldmodel_ros.engine.loading import load
@@ -33,7 +33,7 @@ from worldmodel_ros.model.checkpoint_description import ModelError
 from worldmodel_ros.model.parallel import rounding
 from worldmodel_ros.model.parallel.group import ExchangedProducts, SequenceParallel, _block_of, pack, unpack
 from worldmodel_ros.model.parallel.link import Link
-from worldmodel_ros.model.parallel.tiles import FRAMES, TOKENS, DividedTiles
+from worldmodel_ros.model.parallel.tiles import FRAMES, TOKENS, DividedTiles, SharedModulations
 from worldmodel_ros.model.tile_attention import PagedTiles
 from worldmodel_ros.model.weights import RandomWeights, build
 from worldmodel_ros.serving.scheduler import StepTable, Tier
@@ -523,11 +523,46 @@ def test_products_for_other_processes_come_first_and_all_have_those_of_their_hea
             assert float((found - right).norm() / right.norm()) < (0.04 if rounded else 1e-6)
 
 
+@pytest.mark.parametrize('frames', [4, 3])
+def test_modulations_of_two_passes_are_each_layers_own(frames):
+    count, width, generator = 2, 8, torch.Generator().manual_seed(0)
+    linears = [nn.Linear(width, 6 * width).requires_grad_(False) for _ in range(3)]
+    conditions = torch.randn(2, 1, frames, width, generator=generator).unbind()
+    sent, barrier = [None] * count, threading.Barrier(count, timeout=30.0)
+
+    class Threads:
+        """In place of ``Link``."""
+
+        def __init__(self, rank):
+            self.rank, self.count = rank, count
+
+        def all_gather(self, x):
+            sent[self.rank] = x
+            barrier.wait()
+            found = torch.stack(sent)
+            barrier.wait()
+            return found
+
+        def all_to_all(self, rows):
+            return self.all_gather(rows)[None, :, self.rank]
+
+    def shared(rank):
+        return SharedModulations(linears, SequenceParallel(Threads(rank)))(conditions)
+    with ThreadPoolExecutor(count) as threads:
+        found = list(threads.map(shared, range(count)))
+    for at, cond in enumerate(conditions):
+        own = cond.chunk(count, 1) if frames % count == 0 else (cond,) * count
+        for rank in range(count):
+            assert torch.equal(found[rank][at].cond, own[rank])
+            for layer, linear in zip(found[rank][at].layers, linears):
+                torch.testing.assert_close(layer, linear(own[rank]))
+
+
 def test_completed_passes_are_seen_in_the_hosts_memory():
     completions = Completions(torch.device('cpu'))
-    events = [completions.note() for _ in range(PLACES + 2)]
+    events = [completions.note() for _ in range(SLOTS + 2)]
     assert all(event.query() for event in events)
-    events[0].places[events[-1].place] = 0  # as if the last one were still on its way
+    events[0].slots[events[-1].slot] = 0  # as if the last one were still on its way
     assert not events[-1].query() and events[-2].query()
 
 

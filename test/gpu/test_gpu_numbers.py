@@ -80,6 +80,8 @@ def test_triton_compiles_here():
 
 def test_a_kernel_takes_the_place_of_a_small_memset_in_a_captured_graph(monkeypatch):
     runtime = pytest.importorskip('cuda.bindings.runtime')
+    if not graph_capture._can_edit():
+        pytest.skip('neither this PyTorch nor this driver lets graphs be edited')
     counter, replaced = torch.zeros(1024, dtype=torch.int32, device='cuda'), []
     stream, replace = torch.cuda.Stream(priority=-1), graph_capture.replace_memsets
     monkeypatch.setattr(graph_capture, 'replace_memsets', lambda *graph: replaced.append(replace(*graph)))

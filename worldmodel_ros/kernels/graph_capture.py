@@ -1,12 +1,14 @@
 """Captures CUDA graphs, with kernels in place of small memsets.
 
 cuBLAS and cuDNN clear a counter of a few bytes before a product or an attention. In a graph, that is a node of its own kind,
-around which a GPU waits for 3 to 5 us each; a kernel that writes the same zeros takes 2 us with all waiting.
+before and after which a GPU idles for longer than a kernel that writes the same zeros takes (docs/decisions.md).
 """
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,26 +18,42 @@ try:
 except ImportError:
     driver = None
 
-MOST = 1 << 16  # bytes of a memset that a kernel takes over
+MAX_BYTES = 1 << 16  # of a memset that a kernel takes over
+
+_log = logging.getLogger(__name__)
 
 
 @contextmanager
 def capturing(stream: torch.cuda.Stream, pool: tuple | None = None) -> Iterator[torch.cuda.CUDAGraph]:
     """Capture what is queued in this context, on ``stream``; the graph can be replayed afterwards. Other threads may use the
-    device meanwhile. Memsets stay as they are without cuda-bindings, or with a PyTorch that cannot show a graph (before
-    2.8)."""
-    edited = driver is not None and hasattr(torch.cuda.CUDAGraph, 'raw_cuda_graph')
+    device meanwhile. Memsets stay as they are without cuda-bindings of the driver's major version or an older one, or with a
+    PyTorch that cannot show a graph (before 2.8)."""
+    edited = _can_edit()
     graph = torch.cuda.CUDAGraph(keep_graph=True) if edited else torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode='thread_local'):
         yield graph
     if edited:
-        replace_memsets(graph.raw_cuda_graph(), stream)
+        try:
+            replace_memsets(graph.raw_cuda_graph(), stream)
+        except RuntimeError as error:
+            _log.warning('memsets of a CUDA graph stay, which makes it slower: %s', error)
         graph.instantiate()
+
+
+@cache
+def _can_edit() -> bool:
+    if driver is None or not hasattr(torch.cuda.CUDAGraph, 'raw_cuda_graph'):
+        return False
+    try:
+        return _done(driver.cuDriverGetVersion()) // 1000 >= driver.CUDA_VERSION // 1000
+    except RuntimeError:
+        return False
 
 
 def replace_memsets(graph: int, stream: torch.cuda.Stream) -> int:
     """Replace small memsets to zero of a cudaGraph_t that has not been instantiated by kernels; return how many. ``stream``,
-    in which nothing is being captured, gives their priority. Raises RuntimeError for what CUDA refuses."""
+    in which nothing is being captured, gives their priority. Raises RuntimeError for what CUDA refuses; the graph then does
+    the same as before."""
     graph = driver.CUgraph(graph)
     replaced = 0
     for node in _all(driver.cuGraphGetNodes, graph):
@@ -43,15 +61,19 @@ def replace_memsets(graph: int, stream: torch.cuda.Stream) -> int:
             continue
         memset = _done(driver.cuGraphMemsetNodeGetParams(node))
         address, size = int(memset.dst), memset.width * memset.elementSize
-        if memset.value or memset.height > 1 or size > MOST or size % 4 or address % 4:
+        if not 0 < size <= MAX_BYTES or size % 4 or address % 4 or memset.value or memset.height > 1:
             continue
         before, after = (_all(call, node) for call in (driver.cuGraphNodeGetDependencies, driver.cuGraphNodeGetDependentNodes))
         with _zeroing(address, size // 4, stream) as kernel:
             parameters = _done(driver.cuGraphKernelNodeGetParams(kernel))
             new = _done(driver.cuGraphAddKernelNode(graph, before, len(before), parameters))
-            _done(driver.cuGraphKernelNodeCopyAttributes(new, kernel))  # priority
-        edges = [None] if driver.CUDA_VERSION >= 13000 else []  # their data; an argument since CUDA 13
-        _done(driver.cuGraphAddDependencies(graph, [new] * len(after), after, *edges, len(after)))
+            try:
+                _done(driver.cuGraphKernelNodeCopyAttributes(new, kernel))  # priority
+                edges = [None] if driver.CUDA_VERSION >= 13000 else []  # their data; an argument since CUDA 13
+                _done(driver.cuGraphAddDependencies(graph, [new] * len(after), after, *edges, len(after)))
+            except RuntimeError:
+                driver.cuGraphDestroyNode(new)  # nothing waits for it
+                raise
         _done(driver.cuGraphDestroyNode(node))
         replaced += 1
     return replaced
@@ -67,9 +89,11 @@ def _zeroing(address: int, words: int, stream: torch.cuda.Stream) -> Iterator[An
             memory.fill_(0)
     finally:
         graph = _done(driver.cuStreamEndCapture(stream.cuda_stream))
-    node, = _all(driver.cuGraphGetNodes, graph)
-    yield node
-    _done(driver.cuGraphDestroy(graph))
+    try:
+        node, = _all(driver.cuGraphGetNodes, graph)
+        yield node
+    finally:
+        driver.cuGraphDestroy(graph)
 
 
 class _Words:

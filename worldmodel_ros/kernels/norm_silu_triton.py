@@ -1,5 +1,5 @@
 """RMSNorm over channels and SiLU of a video's features in one launch, for either memory order; sums of features, a bias and a
-residual, and of a convolution's taps; and features put where an upsampled video has them."""
+residual, and of a convolution's taps; and the shuffles of upsampling, in time and in space, with a bias."""
 from __future__ import annotations
 
 import torch

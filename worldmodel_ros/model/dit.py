@@ -272,14 +272,15 @@ class DiT(nn.Module):
         return self._layers(latents, tau, step, action, rotary, repeat(bias), windows)
 
     def modulated(self, conditions: Sequence[Tensor]) -> list[Modulated]:
-        """Return what layers make of the conditions (1, T, D) of several passes; their weights are read once for all."""
+        """Return each layer's modulation for the conditions (1, T, D) of several passes; weights are read once for all."""
         together = torch.cat(list(conditions), 1)
         layers = zip(*(block.modulation(together).chunk(len(conditions), 1) for block in self.blocks))
         return [Modulated(cond, each) for cond, each in zip(conditions, layers)]
 
-    def over_modulated_tiles(self, latents: Tensor, told: Modulated, attention: TileAttention) -> tuple[Tensor, Tensor]:
+    def over_modulated_tiles(self, latents: Tensor, modulated: Modulated, attention: TileAttention) -> tuple[Tensor, Tensor]:
         """Run the pass of ``over_tiles`` whose condition and modulations are known."""
-        return self.finish(self.layers_over_tiles(self.tokens(latents), told.cond, attention, told.layers), told.cond)
+        x = self.layers_over_tiles(self.tokens(latents), modulated.cond, attention, modulated.layers)
+        return self.finish(x, modulated.cond)
 
     def over_tiles(self, latents: Tensor, tau: Tensor, step: Tensor, action: Tensor, attention: TileAttention,
                    stream: Any = None) -> tuple[Tensor, Tensor]:

@@ -29,7 +29,7 @@ class TilePasses:
     what is captured.
 
     ``prepare``: a step that is not the last one computes the next one's modulations as well, since the time of both is that of
-    reading their weights. By default on GPUs.
+    reading their weights. Only a last step uses them: with more than two steps, they are computed in vain. By default on GPUs.
     """
 
     def __init__(self, dit: DiT, device: torch.device, launch: Eager | Graphs, prepare: bool | None = None):
@@ -50,12 +50,12 @@ class TilePasses:
         network, run = 'denoise', self.denoise_pass
         if rate != 1.0:
             network, run = 'approach', self.approach_pass
-        elif prepared and prepared[0] is actions and prepared[1:] == (row, tau):  # no other chunk came between
+        elif prepared and prepared[0] is actions and prepared[1:] == (row, np.float32(tau)):  # no other chunk came between
             network, run = 'finish', self.finish_pass
         outputs = self._launch((network, window.storages), partial(run, window.storages), [[each] for each in inputs])
         if rate == 1.0:
             return outputs[0][0], outputs[1][0]
-        self._prepared = (actions, row, tau + rate * (1.0 - tau)) if self._prepare else None
+        self._prepared = (actions, row, np.float32(tau + rate * (1.0 - tau))) if self._prepare else None
         return outputs[0][0], None
 
     def forget(self) -> None:
@@ -77,20 +77,20 @@ class TilePasses:
     def denoise_pass(self, storages: Storages, z: Tensor, tau: Tensor, rate: Tensor, row: Tensor, actions: Tensor,
                      *pages: Tensor) -> tuple[Tensor, ...]:
         """Run the last step."""
-        told, = self.modulated(self._conditions([tau], row, actions))
-        return self.finished(*self._moved(storages, z, rate, actions, pages, told))
+        modulated, = self.modulated(self._conditions([tau], row, actions))
+        return self.finished(*self._moved(storages, z, rate, actions, pages, modulated))
 
     def approach_pass(self, storages: Storages, z: Tensor, tau: Tensor, rate: Tensor, row: Tensor, actions: Tensor,
                       *pages: Tensor) -> tuple[Tensor]:
         """Run a step that is not the last one."""
         levels = [tau, tau + rate * (1.0 - tau)][:2 if self._prepare else 1]
-        told, *ahead = self.modulated(self._conditions(levels, row, actions))
+        modulated, *ahead = self.modulated(self._conditions(levels, row, actions))
         for next_one in ahead:
             if self._ahead is None:  # in a call before the one that is captured
                 self._ahead = torch.empty_like(next_one.cond), torch.stack(list(next_one.layers))
             self._ahead[0].copy_(next_one.cond)
             torch.stack(list(next_one.layers), out=self._ahead[1])
-        return self._moved(storages, z, rate, actions, pages, told)[:1]
+        return self._moved(storages, z, rate, actions, pages, modulated)[:1]
 
     def finish_pass(self, storages: Storages, z: Tensor, tau: Tensor, rate: Tensor, row: Tensor, actions: Tensor,
                     *pages: Tensor) -> tuple[Tensor, ...]:
@@ -102,17 +102,17 @@ class TilePasses:
         time, own, offsets, *lists = (each[0] for each in pages)
         attention = self._attention(storages, 0, self._turned(time, actions[0]), own, offsets, lists)
         clean = latents.new_ones(1)
-        told, = self.modulated(self._conditions([clean], torch.full_like(clean, FLOW, dtype=torch.long), actions))
-        _, features = self.over_tiles(latents, told, attention)
+        modulated, = self.modulated(self._conditions([clean], torch.full_like(clean, FLOW, dtype=torch.long), actions))
+        _, features = self.over_tiles(latents, modulated, attention)
         return (features.float(),)
 
     def modulated(self, conditions: Sequence[Tensor]) -> list[Modulated]:
-        """Return what layers make of the conditions (1, T, D) of several passes."""
+        """Return each layer's modulation for the conditions (1, T, D) of several passes."""
         return self.dit.modulated(conditions)
 
-    def over_tiles(self, latents: Tensor, told: Modulated, attention: PagedTiles) -> tuple[Tensor, Tensor]:
+    def over_tiles(self, latents: Tensor, modulated: Modulated, attention: PagedTiles) -> tuple[Tensor, Tensor]:
         """``DiT.over_modulated_tiles``."""
-        return self.dit.over_modulated_tiles(latents, told, attention)
+        return self.dit.over_modulated_tiles(latents, modulated, attention)
 
     def finished(self, moved: Tensor, features: Tensor) -> tuple[Tensor, ...]:
         """Return the last step's results."""
@@ -123,13 +123,13 @@ class TilePasses:
         shape = len(levels), actions.shape[1]
         return self.dit.condition(torch.cat(levels)[:, None].expand(shape), row[:, None].expand(shape), actions).split(1)
 
-    def _moved(self, storages: Storages, z: Tensor, rate: Tensor, actions: Tensor, pages: Sequence[Tensor], told: Modulated
+    def _moved(self, storages: Storages, z: Tensor, rate: Tensor, actions: Tensor, pages: Sequence[Tensor], modulated: Modulated
                ) -> tuple[Tensor, Tensor]:
         """Return z, moved towards the clean latents, and features."""
         time, own, _, *lists = (each[0] for each in pages)
         # Its scratch pages are not shared, and it fills them.
         attention = self._attention(storages, chunk_tier(storages), self._turned(time, actions[0]), own, None, lists)
-        clean, features = self.over_tiles(z, told, attention)
+        clean, features = self.over_tiles(z, modulated, attention)
         clean, rate = clean.float(), rate[:, None, None, None, None]
         return torch.where(rate == 1.0, clean, z + (clean - z) * rate), features
 

@@ -31,8 +31,9 @@ from .supervisor import LOOK_S, OVER, Event, Started, Supervisor
 TAKING_IN = ('encode', 'commit')  # networks that run on a frame also while processes are missing
 PATIENCE_OF_CPU = 10.0  # s; CPUs are for tests only
 WARM_UP_S = 600.0  # timeout of a pass while the model starts up: with a cold cache each process compiles
+GOING_ON_S = 1.0  # by when a device whose messages were aborted usually goes on
 BEGINNING_S = 5.0  # a pass that takes longer to start is being compiled or captured, and holds no graph of another one
-PLACES = 256  # for numbers of passes, more than are ever queued
+SLOTS = 256  # of completion numbers; more than passes are ever queued
 NO_FEATURES = (None,)  # result of a commit while processes are missing
 
 
@@ -148,8 +149,8 @@ class LeadingBackend(DividedBackend):
                 outputs = self._together(key, partial(self.passes.run, network, storages), columns)
                 done = OVER
                 if self.device.type == 'cuda':
-                    self._newest, done = self.mark(), self._completions.note()
-                started.event = done
+                    done = self._completions.note()
+                self._newest = started.event = done
             except Exception as error:
                 raise self._supervisor.failed(epoch, error) from error
             self._known.add(order)
@@ -192,8 +193,11 @@ class LeadingBackend(DividedBackend):
         # nothing here may block on the device, so it is polled.
         left = Link.leave()
         alone = self._beginning.acquire(timeout=BEGINNING_S)
+        begun = time.monotonic()
         while not self._newest.query():
             time.sleep(LOOK_S)
+            if time.monotonic() > begun + GOING_ON_S:
+                torch.cuda.current_stream(self.device).query()  # raises if the device has failed, and will never get there
         self._together.reset()
         self._known.clear()
         self.passes.forget()
@@ -205,31 +209,31 @@ class LeadingBackend(DividedBackend):
 
 
 class Completions:
-    """Notes completed passes in the host's memory, where they are seen without a call of CUDA: ``torch.cuda.Event.query`` holds
-    Python's lock, and would wait for a thread that has the driver's while it waits for the GPU."""
+    """Completion events in pinned host memory: ``torch.cuda.Event.query`` holds the GIL, and waits for a thread that has the
+    driver's lock while it waits for the GPU. A device that has failed never completes."""
 
     def __init__(self, device: torch.device):
         self._device, self._number = device, 0
-        self._places = torch.zeros(PLACES, dtype=torch.int64, pin_memory=device.type == 'cuda')
+        self._slots = torch.zeros(SLOTS, dtype=torch.int64, pin_memory=device.type == 'cuda')
 
     def note(self) -> PassEvent:
-        """Queue: note that what was queued before in this stream is through; return that moment."""
+        """Queue a host write after all earlier work of this stream; return its completion event."""
         self._number += 1
-        place = self._number % PLACES
+        slot = self._number % SLOTS
         number = torch.full((1,), self._number, dtype=torch.int64, device=self._device)
-        self._places[place:place + 1].copy_(number, non_blocking=True)
-        return PassEvent(self._places.numpy(), place, self._number)
+        self._slots[slot:slot + 1].copy_(number, non_blocking=True)
+        return PassEvent(self._slots.numpy(), slot, self._number)
 
 
 class PassEvent(NamedTuple):
-    """An ``Event``: a pass has written its number, or a later one has written its own, to its place."""
+    """An ``Event``: a pass has written its number, or a later one has written its own, to its slot."""
 
-    places: np.ndarray
-    place: int
+    slots: np.ndarray
+    slot: int
     number: int
 
     def query(self) -> bool:
-        return int(self.places[self.place]) >= self.number
+        return int(self.slots[self.slot]) >= self.number
 
 
 class FetchedFromAll:

@@ -44,10 +44,10 @@ class DividedPasses(TilePasses):
             return self.dit.shared_modulations(conditions)
         return super().modulated(conditions)
 
-    def over_tiles(self, latents: Tensor, told: Modulated, attention: PagedTiles) -> tuple[Tensor, Tensor]:
+    def over_tiles(self, latents: Tensor, modulated: Modulated, attention: PagedTiles) -> tuple[Tensor, Tensor]:
         if isinstance(self._group, SequenceParallel):
-            return pass_over_tiles(self._group, self.dit, latents, told, attention)
-        return super().over_tiles(latents, told, attention)
+            return pass_over_tiles(self._group, self.dit, latents, modulated, attention)
+        return super().over_tiles(latents, modulated, attention)
 
     def _of_all_frames(self, x: Tensor, latents: Tensor) -> Tensor:
         return x if x.shape[1] == latents.shape[1] else self._group.gather(x, 1)

@@ -149,12 +149,9 @@ class Supervisor:
         except RankFailure as failure:
             return str(failure)
         now = time.monotonic()
-        try:
-            while self._work and (self._work[0].epoch != self.epoch or self._work[0].event.query()):
-                self._work.popleft()
-                self._turned = now
-        except Exception as error:
-            return f"rank 0's device failed: {error}"
+        while self._work and (self._work[0].epoch != self.epoch or self._work[0].event.query()):
+            self._work.popleft()
+            self._turned = now
         if self._work and now > max(self._work[0].since, self._turned) + self._work[0].patience:
             return f'the processes of the model did not do their part within {self._work[0].patience:g} s'
         return ''

@@ -79,8 +79,8 @@ class DividedTiles:
 
 
 class SharedModulations(nn.Module):
-    """The modulations of all layers, computed at the start of a pass: every process computes its share of each layer's
-    outputs, for all frames. These are products of few rows, bound by reading the weights."""
+    """The modulations of all layers, computed before them, for several passes at once: every process computes its share of each
+    layer's outputs, for all frames. These are products of few rows, bound by reading the weights."""
 
     def __init__(self, linears: Sequence[nn.Linear], group: SequenceParallel):
         super().__init__()
@@ -89,8 +89,8 @@ class SharedModulations(nn.Module):
                                   for name in ('weight', 'bias'))
 
     def forward(self, conditions: Sequence[Tensor]) -> list[Modulated]:
-        """Return what layers make of the conditions of all frames (1, T, D) of several passes, whose weights are read once for
-        all; for own frames, if the frames can be divided evenly."""
+        """Return each layer's modulation for the conditions (1, T, D) of several passes, whose weights are read once; for
+        own frames, if the frames can be divided evenly, else for all."""
         link, rows = self._group.link, torch.cat(list(conditions))  # (passes, T, D)
         divided = rows.shape[1] % link.count == 0
         if divided:
@@ -116,10 +116,10 @@ def join(dit: DiT, group: SequenceParallel) -> None:
             block.qkv = ExchangedProducts(block.qkv, group, block.head_dim)
 
 
-def pass_over_tiles(group: SequenceParallel, dit: DiT, latents: Tensor, told: Modulated, whole: PagedTiles
+def pass_over_tiles(group: SequenceParallel, dit: DiT, latents: Tensor, modulated: Modulated, whole: PagedTiles
                     ) -> tuple[Tensor, Tensor]:
-    """Run ``DiT.over_tiles`` on all processes, each with the whole block and all weights except those of the modulations, which
-    it is ``told`` (``SharedModulations``), see ``join``.
+    """Run ``DiT.over_tiles`` on all processes, each with the whole block and all weights except those of the modulations:
+    ``modulated`` is from ``SharedModulations``, see ``join``.
 
     Returns the predicted clean latents of all frames, and the features of own frames; those of all if the
     frames cannot be divided evenly, where their tokens are divided instead.
@@ -127,10 +127,10 @@ def pass_over_tiles(group: SequenceParallel, dit: DiT, latents: Tensor, told: Mo
     frames = latents.shape[1]
     if frames % group.count == 0:
         x = dit.tokens(group.own(latents, FRAMES))
-        x = dit.layers_over_tiles(x, told.cond, DividedTiles(group, whole, frames, FRAMES), told.layers)
-        clean, features = dit.finish(x, told.cond)
+        x = dit.layers_over_tiles(x, modulated.cond, DividedTiles(group, whole, frames, FRAMES), modulated.layers)
+        clean, features = dit.finish(x, modulated.cond)
         return group.gather(clean, FRAMES), features
     x = group.own(dit.tokens(latents), TOKENS)
-    x = dit.layers_over_tiles(x, told.cond, DividedTiles(group, whole, frames, TOKENS), told.layers)
-    features = group.gather(dit.features(x, told.cond), TOKENS)
+    x = dit.layers_over_tiles(x, modulated.cond, DividedTiles(group, whole, frames, TOKENS), modulated.layers)
+    features = group.gather(dit.features(x, modulated.cond), TOKENS)
     return dit.clean(features), features

@@ -59,7 +59,6 @@ class Experts:
         return tuple(network.prompt(text.to(network.device)) for network in self.networks)
 
 
-
 class ExpertPages:
     """``PagedSequences`` of two networks: an open sequence has pages of both, each on its network's device."""
 

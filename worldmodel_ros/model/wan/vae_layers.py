@@ -68,8 +68,8 @@ class Rows:
 
 
 def copy_frames(out: Tensor, x: Tensor) -> None:
-    """Copy x (1, C, T, h, w) to ``out``, large ones frame by frame: within a frame, both lie in one piece, which the copy
-    engines of a GPU move at its memory's speed."""
+    """Copy x (1, C, T, h, w) to ``out``, large ones frame by frame: with channels last, a frame lies in one piece in both,
+    which a GPU's copy engines move at the speed of its memory."""
     if x[0, :, 0].nbytes < LARGE:
         out.copy_(x)
         return
@@ -127,10 +127,10 @@ class CausalConv(nn.Module):
         return cls(conv.weight, conv.bias, conv.stride, (frames, rows, columns), divided)
 
     def forward(self, x: Tensor, cache_x: Tensor | None = None) -> Tensor:
-        return self.without_bias(x, cache_x, self.bias)
+        return self.convolved(x, cache_x, self.bias)
 
-    def without_bias(self, x: Tensor, cache_x: Tensor | None, bias: Tensor | None = None) -> Tensor:
-        """Return the result less the bias, or with another one."""
+    def convolved(self, x: Tensor, cache_x: Tensor | None, bias: Tensor | None) -> Tensor:
+        """Return the result with ``bias`` instead of the layer's own."""
         kept, rows = cache_x if self._frames else None, self._rows
         missing = self._frames - (0 if kept is None else kept.shape[2])
         if self.divided is not None and rows:
@@ -277,7 +277,7 @@ class Upsampling(nn.Module):
             else:
                 before = feat_cache[at] if isinstance(feat_cache[at], Tensor) else None
                 feat_cache[at] = newest(x, before)
-                x, frames = self.time_conv.without_bias(x, before), 2 * frames
+                x, frames = self.time_conv.convolved(x, before, None), 2 * frames
         double, interleave = doubled_frames, interleaved
         if x.is_cuda:
             from ...kernels.norm_silu_triton import doubled_frames_triton as double, interleaved_triton as interleave
