@@ -58,7 +58,8 @@ def test_predictions_follow_their_command_with_pictures_a_strip_and_a_path():
         assert future.progress == pytest.approx(0.2)
         assert future.timings.decode > 0.0 and future.timings.total > future.timings.denoise > 0.0
         arrived = {stamp_of(m): at for at, m in node.received['predicted_future']}
-        commanded = {stamp_of(m): at for at, m in node.received['action_chunk']}
+        # Not the stop that follows when images cease: it has the newest image's stamp.
+        commanded = {stamp_of(m): at for at, m in node.received['action_chunk'] if m.tier in MOTION}
         # On a machine that is overloaded what is predicted may come of an image that no command answers any more.
         answered = arrived.keys() & {stamp_of(m) for m in node.statuses if m.tier in MOTION}
         assert answered and all(commanded[stamp] <= arrived[stamp] for stamp in answered)
