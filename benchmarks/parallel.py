@@ -104,7 +104,7 @@ def main() -> None:
     parser.add_argument('--frames', type=int, default=24)
     parser.add_argument('--json', type=Path)
     options = parser.parse_args()
-    # A part that takes too long ends this process and leaves all threads' stacks, also while one of them holds Python's lock.
+    # A part that takes too long ends this process and leaves all threads' stacks, also while one of them holds the GIL.
     # faulthandler's timer belongs to the engine (``supervisor.exit_after``).
     faulthandler.register(signal.SIGALRM, chain=True)
     result = {**provenance(),

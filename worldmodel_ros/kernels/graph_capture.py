@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from .cuda_calls import DeviceMemory, done
+
 try:
     from cuda.bindings import driver
 except ImportError:
@@ -45,7 +47,7 @@ def _can_edit() -> bool:
     if driver is None or not hasattr(torch.cuda.CUDAGraph, 'raw_cuda_graph'):
         return False
     try:
-        return _done(driver.cuDriverGetVersion()) // 1000 >= driver.CUDA_VERSION // 1000
+        return done(driver.cuDriverGetVersion()) // 1000 >= driver.CUDA_VERSION // 1000
     except RuntimeError:
         return False
 
@@ -57,24 +59,24 @@ def replace_memsets(graph: int, stream: torch.cuda.Stream) -> int:
     graph = driver.CUgraph(graph)
     replaced = 0
     for node in _all(driver.cuGraphGetNodes, graph):
-        if _done(driver.cuGraphNodeGetType(node)) != driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMSET:
+        if done(driver.cuGraphNodeGetType(node)) != driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMSET:
             continue
-        memset = _done(driver.cuGraphMemsetNodeGetParams(node))
+        memset = done(driver.cuGraphMemsetNodeGetParams(node))
         address, size = int(memset.dst), memset.width * memset.elementSize
         if not 0 < size <= MAX_BYTES or size % 4 or address % 4 or memset.value or memset.height > 1:
             continue
         before, after = (_all(call, node) for call in (driver.cuGraphNodeGetDependencies, driver.cuGraphNodeGetDependentNodes))
         with _zeroing(address, size // 4, stream) as kernel:
-            parameters = _done(driver.cuGraphKernelNodeGetParams(kernel))
-            new = _done(driver.cuGraphAddKernelNode(graph, before, len(before), parameters))
+            parameters = done(driver.cuGraphKernelNodeGetParams(kernel))
+            new = done(driver.cuGraphAddKernelNode(graph, before, len(before), parameters))
             try:
-                _done(driver.cuGraphKernelNodeCopyAttributes(new, kernel))  # priority
+                done(driver.cuGraphKernelNodeCopyAttributes(new, kernel))  # priority
                 edges = [None] if driver.CUDA_VERSION >= 13000 else []  # their data; an argument since CUDA 13
-                _done(driver.cuGraphAddDependencies(graph, [new] * len(after), after, *edges, len(after)))
+                done(driver.cuGraphAddDependencies(graph, [new] * len(after), after, *edges, len(after)))
             except RuntimeError:
                 driver.cuGraphDestroyNode(new)  # nothing waits for it
                 raise
-        _done(driver.cuGraphDestroyNode(node))
+        done(driver.cuGraphDestroyNode(node))
         replaced += 1
     return replaced
 
@@ -82,13 +84,13 @@ def replace_memsets(graph: int, stream: torch.cuda.Stream) -> int:
 @contextmanager
 def _zeroing(address: int, words: int, stream: torch.cuda.Stream) -> Iterator[Any]:
     """Give a node, of a graph of its own, whose kernel clears memory."""
-    memory = torch.as_tensor(_Words(address, words), device=stream.device)
-    _done(driver.cuStreamBeginCapture(stream.cuda_stream, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL))
+    memory = torch.as_tensor(DeviceMemory(address, words, '<i4'), device=stream.device)
+    done(driver.cuStreamBeginCapture(stream.cuda_stream, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL))
     try:
         with torch.cuda.stream(stream):
             memory.fill_(0)
     finally:
-        graph = _done(driver.cuStreamEndCapture(stream.cuda_stream))
+        graph = done(driver.cuStreamEndCapture(stream.cuda_stream))
     try:
         node, = _all(driver.cuGraphGetNodes, graph)
         yield node
@@ -96,22 +98,7 @@ def _zeroing(address: int, words: int, stream: torch.cuda.Stream) -> Iterator[An
         driver.cuGraphDestroy(graph)
 
 
-class _Words:
-    """Memory on a GPU, for ``torch.as_tensor``."""
-
-    def __init__(self, address: int, words: int):
-        self.__cuda_array_interface__ = {'data': (address, False), 'shape': (words,), 'typestr': '<i4', 'version': 3}
-
-
 def _all(call: Callable[..., tuple], of: Any) -> list:
     """Return the nodes that a call gives, which is told their number."""
-    count = _done(call(of), -1)
-    return list(_done(call(of, count), 0))[:count] if count else []
-
-
-def _done(result: tuple, which: int = 0) -> Any:
-    """Return one of the values of a call of CUDA's driver."""
-    error, *values = result
-    if error != driver.CUresult.CUDA_SUCCESS:
-        raise RuntimeError(f'CUDA: {error.name}')
-    return values[which] if values else None
+    count = done(call(of), -1)
+    return list(done(call(of, count), 0))[:count] if count else []

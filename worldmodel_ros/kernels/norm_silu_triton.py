@@ -82,10 +82,7 @@ def doubled_frames_triton(x: Tensor, bias: Tensor, edge: int = 0) -> Tensor:
     """``vae_layers.doubled_frames`` in one launch, for x with the channels last. Above and below each result, there are
     ``edge`` rows still to be written."""
     count, twice, rows, columns = x.shape
-    if not x.is_contiguous(memory_format=torch.channels_last):
-        raise ValueError(f'x {tuple(x.shape)} with strides {x.stride()}: its channels must come last')
-    out = torch.empty((2 * count, twice // 2, rows + 2 * edge, columns), dtype=x.dtype, device=x.device,
-                      memory_format=torch.channels_last)
+    out = _images(x, 2 * count, twice // 2, rows + 2 * edge, columns)
     width = columns * (twice // 2)
     _doubled_frames[(2 * count * rows, triton.cdiv(width, ROW_VALUES))](
         x, bias, out[:, :, edge:], rows, (rows + 2 * edge) * width, width, C=twice // 2, BLOCK=ROW_VALUES, num_warps=4)
@@ -107,10 +104,7 @@ def _doubled_frames(x, bias, out, rows, frame, width, C: tl.constexpr, BLOCK: tl
 def interleaved_triton(y: Tensor, bias: Tensor) -> Tensor:
     """``vae_layers.interleaved`` in one launch, for y with the channels last."""
     count, channels, rows, columns = y.shape[0], y.shape[1] // 4, y.shape[2] - 1, y.shape[3] - 1
-    if not y.is_contiguous(memory_format=torch.channels_last):
-        raise ValueError(f'y {tuple(y.shape)} with strides {y.stride()}: its channels must come last')
-    out = torch.empty((count, channels, 2 * rows, 2 * columns), dtype=y.dtype, device=y.device,
-                      memory_format=torch.channels_last)
+    out = _images(y, count, channels, 2 * rows, 2 * columns)
     width = 2 * columns * channels
     _interleaved[(count * 2 * rows, triton.cdiv(width, ROW_VALUES))](y, bias, out, 2 * rows, columns + 1, width, C=channels,
                                                                      BLOCK=ROW_VALUES, num_warps=4)
@@ -128,6 +122,13 @@ def _interleaved(y, bias, out, rows, columns, width, C: tl.constexpr, BLOCK: tl.
     value = tl.load(y + line + (column // 2 + column % 2) * (4 * C) + channel, mask=inside, other=0.0).to(tl.float32)
     value += tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + tl.program_id(0).to(tl.int64) * width + at, cast(value, out.dtype.element_ty), mask=inside)
+
+
+def _images(x: Tensor, *shape: int) -> Tensor:
+    """Return room for images made of x, with the channels last, as they must be in x."""
+    if not x.is_contiguous(memory_format=torch.channels_last):
+        raise ValueError(f'features {tuple(x.shape)} with strides {x.stride()}: their channels must come last')
+    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
 
 
 def add_taps_triton(taps: Tensor, bias: Tensor) -> Tensor:

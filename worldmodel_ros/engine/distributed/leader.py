@@ -147,10 +147,7 @@ class LeadingBackend(DividedBackend):
             self._supervisor.expect(epoch, started, self._allowed(first))
             try:
                 outputs = self._together(key, partial(self.passes.run, network, storages), columns)
-                done = OVER
-                if self.device.type == 'cuda':
-                    done = self._completions.note()
-                self._newest = started.event = done
+                self._newest = started.event = self._completions.note() if self.device.type == 'cuda' else OVER
             except Exception as error:
                 raise self._supervisor.failed(epoch, error) from error
             self._known.add(order)
@@ -215,6 +212,7 @@ class Completions:
     def __init__(self, device: torch.device):
         self._device, self._number = device, 0
         self._slots = torch.zeros(SLOTS, dtype=torch.int64, pin_memory=device.type == 'cuda')
+        self._seen = self._slots.numpy()  # the same memory
 
     def note(self) -> PassEvent:
         """Queue a host write after all earlier work of this stream; return its completion event."""
@@ -222,7 +220,7 @@ class Completions:
         slot = self._number % SLOTS
         number = torch.full((1,), self._number, dtype=torch.int64, device=self._device)
         self._slots[slot:slot + 1].copy_(number, non_blocking=True)
-        return PassEvent(self._slots.numpy(), slot, self._number)
+        return PassEvent(self._seen, slot, self._number)
 
 
 class PassEvent(NamedTuple):

@@ -9,6 +9,7 @@ import torch
 from cuda.bindings import runtime
 from torch import Tensor
 
+from ...kernels.cuda_calls import DeviceMemory, done
 from .flags_triton import await_flags, set_flags
 
 
@@ -20,8 +21,8 @@ class CudaMemory:
             if peer != rank and not torch.cuda.can_device_access_peer(device, peer):
                 raise RuntimeError(f'GPU {rank} cannot reach the memory of GPU {peer}')
         self._device, self._rank, self._count = device, rank, count
-        self._address, self._mapped = _done(runtime.cudaMalloc(size)), [0] * count
-        self.own = torch.as_tensor(_Bytes(self._address, size), device=device).zero_()
+        self._address, self._mapped = done(runtime.cudaMalloc(size)), [0] * count
+        self.own = torch.as_tensor(DeviceMemory(self._address, size, '|u1'), device=device).zero_()
         self._words, self._stop = self.own.view(torch.int32), torch.zeros(1, dtype=torch.int32, pin_memory=True)
         self._streams = {peer: torch.cuda.Stream(device, priority=-1) for peer in range(count) if peer != rank}
         self._within: Any = None  # the context of one of them, while it is the current one
@@ -30,7 +31,7 @@ class CudaMemory:
     @property
     def handle(self) -> bytes:
         """What other processes map this memory by."""
-        return bytes(_done(runtime.cudaIpcGetMemHandle(self._address)).reserved)
+        return bytes(done(runtime.cudaIpcGetMemHandle(self._address)).reserved)
 
     def map(self, handles: Sequence[bytes]) -> None:
         """Map the memory of the other processes; ``handles`` of all, by rank."""
@@ -38,7 +39,7 @@ class CudaMemory:
             if peer != self._rank:
                 handle = runtime.cudaIpcMemHandle_t()
                 handle.reserved = data
-                self._mapped[peer] = _done(runtime.cudaIpcOpenMemHandle(handle, runtime.cudaIpcMemLazyEnablePeerAccess))
+                self._mapped[peer] = done(runtime.cudaIpcOpenMemHandle(handle, runtime.cudaIpcMemLazyEnablePeerAccess))
         self._bases = torch.tensor(self._mapped, device=self._device)
 
     def mark(self, kind: int, peer: int | None = None) -> None:
@@ -59,9 +60,9 @@ class CudaMemory:
         to, kind = self._mapped[peer] + offset, runtime.cudaMemcpyKind.cudaMemcpyDeviceToDevice
         stream, (rows, size) = torch.cuda.current_stream(self._device).cuda_stream, data.shape
         if rows == 1:
-            _done(runtime.cudaMemcpyAsync(to, data.data_ptr(), size, kind, stream))
+            done(runtime.cudaMemcpyAsync(to, data.data_ptr(), size, kind, stream))
         else:
-            _done(runtime.cudaMemcpy2DAsync(to, pitch, data.data_ptr(), size, size, rows, kind, stream))
+            done(runtime.cudaMemcpy2DAsync(to, pitch, data.data_ptr(), size, size, rows, kind, stream))
 
     def fork(self, peer: int) -> None:
         stream = self._streams[peer]
@@ -86,18 +87,3 @@ class CudaMemory:
         for address in filter(None, self._mapped):
             runtime.cudaIpcCloseMemHandle(address)  # of a process that may be dead
         runtime.cudaFree(self._address)
-
-
-class _Bytes:
-    """Memory on a GPU that PyTorch did not allocate, for ``torch.as_tensor``."""
-
-    def __init__(self, address: int, size: int):
-        self.__cuda_array_interface__ = {'data': (address, False), 'shape': (size,), 'typestr': '|u1', 'version': 3}
-
-
-def _done(result: tuple) -> Any:
-    """Return the value of a call of CUDA."""
-    error, *values = result
-    if error != runtime.cudaError_t.cudaSuccess:
-        raise RuntimeError(f'CUDA: {error.name}')
-    return values[0] if values else None

@@ -51,9 +51,7 @@ class Rows:
         out = torch.empty((*x.shape[:2], first + x.shape[2], x.shape[3] + 2, x.shape[4]), dtype=x.dtype, device=x.device,
                           memory_format=form)
         inner = out[..., 1:-1, :]
-        inner[:, :, :missing] = 0.0
-        if kept is not None:
-            copy_frames(inner[:, :, missing:first], kept)
+        fill_previous(inner[:, :, :first], kept)
         copy_frames(inner[:, :, first:], x)
         self.fill_edges(out)
         return out
@@ -75,6 +73,15 @@ def copy_frames(out: Tensor, x: Tensor) -> None:
         return
     for frame in range(x.shape[2]):
         out[:, :, frame].copy_(x[:, :, frame])
+
+
+def fill_previous(out: Tensor, kept: Tensor | None) -> None:
+    """Write the ``kept`` frames to the end of ``out``, both (1, C, T, h, w), and zeros before them."""
+    count = 0 if kept is None else kept.shape[2]
+    missing = out.shape[2] - count
+    out[:, :, :missing] = 0.0
+    if count:
+        copy_frames(out[:, :, missing:], kept)
 
 
 class NormSilu(nn.Module):
@@ -102,11 +109,7 @@ class NormSilu(nn.Module):
         else:
             normal = self(x if bias is None else x + bias.view(-1, 1, 1, 1))
             out = F.pad(normal, (0, 0, edge, edge, KEPT, 0)).contiguous(memory_format=torch.channels_last_3d)
-        inner = out[..., edge:out.shape[-2] - edge, :]
-        count = 0 if kept is None else kept.shape[2]
-        inner[:, :, :KEPT - count] = 0.0
-        if count:
-            copy_frames(inner[:, :, KEPT - count:KEPT], kept)
+        fill_previous(out[:, :, :KEPT, edge:out.shape[-2] - edge], kept)
         return out
 
 
