@@ -54,6 +54,24 @@ def test_written_pages_and_queries_are_the_definition_s(precision):
         assert not one[[0, 1], :, 5:].any() and not other[[0, 1], :, 5:].any()  # beyond the slabs' tokens
 
 
+@pytest.mark.parametrize('precision', [Precision.BF16, Precision.FP8])
+def test_values_are_written_before_factors_of_the_norm_are_waited_for(precision):
+    pools, results, (pages, slabs, qkv, rms, *others) = written(precision, precision is Precision.FP8)
+    for function, pool, (wanted, _) in zip((write_flat, write_flat_triton), pools, results):
+        later, seen = copy.deepcopy(pool), []
+        for tensor in later.tensors().values():
+            tensor.view(torch.uint8).zero_()
+
+        def waited():
+            seen.append(read_pages(later, torch.arange(6))[1].any())
+            return rms
+        q, _ = function(later, pages, slabs, qkv, waited, *others)
+        assert torch.equal(q.view(torch.uint8), wanted.view(torch.uint8)) and len(seen) == 1
+        for one, other in zip(*(read_pages(each, pages.long()) for each in (pool, later))):
+            assert torch.equal(one, other)
+    assert seen == [True]  # by the kernels
+
+
 def test_keys_are_normalised_over_all_heads_and_lie_in_their_slabs_places():
     (pool, _), _, (pages, _, qkv, _, rotary, _, weight, _) = written(Precision.FP32)
     normal = F.rms_norm(qkv[:, 1].float().flatten(1), (HEADS * DIM,), weight, 1e-6).unflatten(1, (HEADS, DIM))

@@ -5,6 +5,7 @@ processors would wait for the few that have a block more.
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -42,8 +43,8 @@ class FlatPlan:
         return TileLists(*(to_device(x, device) for x in (parts.starts, parts.pages, parts.lengths, parts.full)))
 
 
-def write_flat(pool: Pool, pages: Tensor, slabs: int, qkv: Tensor, rms: Tensor, rotary: Tensor, q_weight: Tensor,
-               k_weight: Tensor, quantise_q: bool = False) -> tuple[Tensor, Tensor | None]:
+def write_flat(pool: Pool, pages: Tensor, slabs: int, qkv: Tensor, rms: Tensor | Callable[[], Tensor], rotary: Tensor,
+               q_weight: Tensor, k_weight: Tensor, quantise_q: bool = False) -> tuple[Tensor, Tensor | None]:
     """``flat_write.write_flat``."""
     if qkv.is_cuda:  # not every machine without a GPU has Triton
         from .flat_write_triton import write_flat_triton as write

@@ -5,6 +5,8 @@ As ``page_write``, for networks that normalise queries and keys over all heads o
 """
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -15,16 +17,18 @@ from .quantise import to_e4m3, write_pages
 QUERY_BLOCK = 128  # the attention kernels take blocks of queries
 
 
-def write_flat(pool: Pool, pages: Tensor, slabs: int, qkv: Tensor, rms: Tensor, rotary: Tensor, q_weight: Tensor,
-               k_weight: Tensor, quantise_q: bool = False) -> tuple[Tensor, Tensor | None]:
+def write_flat(pool: Pool, pages: Tensor, slabs: int, qkv: Tensor, rms: Tensor | Callable[[], Tensor], rotary: Tensor,
+               q_weight: Tensor, k_weight: Tensor, quantise_q: bool = False) -> tuple[Tensor, Tensor | None]:
     """Normalise and rotate queries and keys, and fill ``pages`` (int32, slab after slab, none twice).
 
     qkv (N, 3, H, D), in ``slabs`` equal parts, each of which fills its pages from the first place on; the rest of its last page
-    becomes zero. rms (2, N) of queries and keys, rotary (2, N, D / 2), both float32; q_weight and k_weight (H * D,).
+    becomes zero. rms (2, N) of queries and keys, or what returns it, and is called when values have been written, which need no
+    norm; rotary (2, N, D / 2), both float32; q_weight and k_weight (H * D,).
 
     Returns queries (``padded`` rows, H, D), zero beyond N, in qkv's type and None; with ``quantise_q`` in e4m3, and their
     scales, float32 (rows, H). Raises ValueError for shapes that do not fit one another.
     """
+    rms = rms() if callable(rms) else rms
     check(pool, pages, slabs, qkv, rms, rotary)
     heads, dim, tokens = pool.heads, pool.head_dim, pool.page_tokens
     cos, sin = rotary[:, :, None]
@@ -52,11 +56,12 @@ def padded(tokens: int) -> int:
     return -(-tokens // QUERY_BLOCK) * QUERY_BLOCK
 
 
-def check(pool: Pool, pages: Tensor, slabs: int, qkv: Tensor, rms: Tensor, rotary: Tensor) -> None:
-    """Raise ValueError for shapes that do not fit one another."""
-    if qkv.shape[1:] != (3, pool.heads, pool.head_dim) or rms.shape != (2, len(qkv)) \
+def check(pool: Pool, pages: Tensor, slabs: int, qkv: Tensor, rms: Tensor | None, rotary: Tensor) -> None:
+    """Raise ValueError for shapes that do not fit one another; ``rms`` None: not known yet."""
+    if qkv.shape[1:] != (3, pool.heads, pool.head_dim) or (rms is not None and rms.shape != (2, len(qkv))) \
             or rotary.shape != (2, len(qkv), pool.head_dim // 2):
-        raise ValueError(f'qkv {tuple(qkv.shape)}, rms {tuple(rms.shape)} and rotary {tuple(rotary.shape)} must be '
+        told = None if rms is None else tuple(rms.shape)
+        raise ValueError(f'qkv {tuple(qkv.shape)}, rms {told} and rotary {tuple(rotary.shape)} must be '
                          f'(N, 3, {pool.heads}, {pool.head_dim}), (2, N) and (2, N, {pool.head_dim // 2})')
     if slabs < 1 or len(qkv) % slabs or len(pages) != slabs * -(-len(qkv) // slabs // pool.page_tokens):
         raise ValueError(f'{len(qkv)} tokens in {slabs} slabs do not fill {len(pages)} pages of {pool.page_tokens}')

@@ -5,6 +5,8 @@ in the registers of one program.
 """
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
@@ -18,30 +20,40 @@ from .pools_triton import as_bytes
 from .quantise import FP8_MAX
 
 
-def write_flat_triton(pool: Pool, pages: Tensor, slabs: int, qkv: Tensor, rms: Tensor, rotary: Tensor, q_weight: Tensor,
-                      k_weight: Tensor, quantise_q: bool = False) -> tuple[Tensor, Tensor | None]:
+def write_flat_triton(pool: Pool, pages: Tensor, slabs: int, qkv: Tensor, rms: Tensor | Callable[[], Tensor], rotary: Tensor,
+                      q_weight: Tensor, k_weight: Tensor, quantise_q: bool = False) -> tuple[Tensor, Tensor | None]:
     """As ``flat_write.write_flat``, for D and T powers of two, D and all but qkv contiguous."""
+    later = rms if callable(rms) else None
+    rms = None if later else rms
     check(pool, pages, slabs, qkv, rms, rotary)
     heads, dim, tokens = pool.heads, pool.head_dim, pool.page_tokens
     if dim & (dim - 1) or tokens & (tokens - 1) or qkv.stride(3) != 1 or not all(
-            x.is_contiguous() for x in (rms, rotary, q_weight, k_weight)):
+            x.is_contiguous() for x in (rotary, q_weight, k_weight)):
         raise ValueError(f'qkv {tuple(qkv.shape)} with strides {qkv.stride()} and pages of {tokens} tokens: head width and '
                          f'page must be powers of two, and all else contiguous')
     rows = padded(len(qkv))
     q = torch.empty((rows, heads, dim), dtype=torch.float8_e4m3fn if quantise_q else qkv.dtype, device=qkv.device)
     q_scale = torch.empty((rows, heads), dtype=torch.float32, device=qkv.device) if quantise_q else None
     native, block = native_e4m3(qkv.device), min(STREAM // dim, tokens)
-    common = qkv, rotary, rms
-    _queries[(heads, triton.cdiv(rows, block))](
-        *common, q_weight, as_bytes(q), q_scale, *qkv.stride()[::2], len(qkv), rows, H=heads, D=dim, BLOCK=block,
-        LIMIT=FP8_MAX, NATIVE=native, num_warps=warps(block * dim, STREAM_VALUES))
     limit = LIMITS.get(pool.precision)
     values = STREAM_VALUES if limit is None else PAGE_VALUES[pool.precision]
-    block = block if limit is None else tokens
-    _pages[(heads, 2, len(pages) * (tokens // block))](
-        *common, k_weight, *map(as_bytes, (pool.k, pool.v)), pool.k_scale, pool.v_scale, pages, *qkv.stride()[:3],
-        len(qkv), len(qkv) // slabs, len(pages) // slabs, T=tokens, H=heads, D=dim, BLOCK=block, LIMIT=limit, NATIVE=native,
-        num_warps=warps(block * dim, values))
+    page_block = block if limit is None else tokens
+
+    def write_pages(rms: Tensor, first: int, parts: int) -> None:
+        _pages[(heads, parts, len(pages) * (tokens // page_block))](
+            qkv, rotary, rms, k_weight, *map(as_bytes, (pool.k, pool.v)), pool.k_scale, pool.v_scale, pages,
+            *qkv.stride()[:3], len(qkv), len(qkv) // slabs, len(pages) // slabs, FIRST=first, T=tokens, H=heads, D=dim,
+            BLOCK=page_block, LIMIT=limit, NATIVE=native, num_warps=warps(page_block * dim, values))
+    if later:
+        write_pages(rotary, 1, 1)  # reads no factors
+        rms = later()
+        check(pool, pages, slabs, qkv, rms, rotary)
+    if not rms.is_contiguous():
+        raise ValueError(f'rms {tuple(rms.shape)} with strides {rms.stride()} must be contiguous')
+    _queries[(heads, triton.cdiv(rows, block))](
+        qkv, rotary, rms, q_weight, as_bytes(q), q_scale, *qkv.stride()[::2], len(qkv), rows, H=heads, D=dim, BLOCK=block,
+        LIMIT=FP8_MAX, NATIVE=native, num_warps=warps(block * dim, STREAM_VALUES))
+    write_pages(rms, 0, 1 if later else 2)
     return q, q_scale
 
 
@@ -64,9 +76,9 @@ def _queries(qkv, rotary, rms, weight, q, q_scale, token_stride, head_stride, to
 
 @triton.jit
 def _pages(qkv, rotary, rms, weight, k, v, k_scale, v_scale, pages, token_stride, part_stride, head_stride, tokens, slab_tokens,
-           slab_pages, T: tl.constexpr, H: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, LIMIT: tl.constexpr,
-           NATIVE: tl.constexpr):
-    head, part = tl.program_id(0), tl.program_id(1)
+           slab_pages, FIRST: tl.constexpr, T: tl.constexpr, H: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
+           LIMIT: tl.constexpr, NATIVE: tl.constexpr):
+    head, part = tl.program_id(0), tl.program_id(1) + FIRST  # 0: keys, 1: values
     PIECES: tl.constexpr = T // BLOCK
     index, first = tl.program_id(2) // PIECES, tl.program_id(2) % PIECES * BLOCK
     unit = tl.load(pages + index).to(tl.int64) * H + head

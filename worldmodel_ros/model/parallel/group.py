@@ -47,6 +47,10 @@ class Group:
         """Return the sum of every process's x, which may be overwritten."""
         return self.link.sum(x)
 
+    def sum_later(self, x: Tensor) -> Callable[[], Tensor]:
+        """Begin to sum every process's x, which may be overwritten; return what waits for the sum and returns it."""
+        return self.link.sum_later(x)
+
     def shared(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return rank 0's tensors; those of the others give shapes and types. If all lie in one block of memory, laid out
         alike in every process, they are overwritten."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -151,6 +152,16 @@ class Link:
         x = x.contiguous()
         dist.all_reduce(x, group=self._messages)
         return x
+
+    def sum_later(self, x: Tensor) -> Callable[[], Tensor]:
+        """Begin ``sum``; return what waits for it, on a GPU the current stream, and returns it."""
+        x = x.contiguous()
+        work = dist.all_reduce(x, group=self._messages, async_op=True)
+
+        def result() -> Tensor:
+            work.wait()
+            return x
+        return result
 
     def broadcast(self, row: Tensor) -> None:
         """Overwrite ``row`` with that of rank 0."""

@@ -29,7 +29,7 @@ from ..parallel.group import Group, SequenceParallel
 from ..parallel.pages import HEADS, HeadsOfPages
 from .config import WanConfig, WanPreset
 from .dit import Attended
-from .norms import inverse_rms
+from .norms import inverse_rms_later
 from .rotary import rotate, rotation, time_shift
 
 
@@ -247,7 +247,7 @@ class PagedAttention:
 
     def _write(self, pool: Pool, qkv: Tensor, q_weight: Tensor, k_weight: Tensor) -> tuple[Tensor, Tensor | None]:
         qkv = qkv[:self._tokens]  # runs of processes are padded
-        rms = inverse_rms(qkv.flatten(2)[:, :2], self._eps, self._group)
+        rms = inverse_rms_later(qkv.flatten(2)[:, :2], self._eps, self._group)
         if isinstance(self._group, SequenceParallel):
             q_weight, k_weight = (self._group.own(weight, 0) for weight in (q_weight, k_weight))
         return write_flat(pool, self._own, self._slabs, qkv, rms, self._rotary, q_weight, k_weight, self._plan.quantise_q)
