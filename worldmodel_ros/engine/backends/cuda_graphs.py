@@ -67,7 +67,7 @@ class Graphs:
         return len(self._graphs)
 
     def __call__(self, key: Hashable, function: Function, columns: Sequence[Column]) -> tuple[Tensor, ...]:
-        size = len(columns[0])
+        size = _rows(columns)
         bucket = next((bucket for bucket in BUCKETS if bucket >= size), size)
         shapes = tuple(tuple(column[0].shape) for column in columns)
         graph = self._graphs.get((key, bucket, shapes))
@@ -105,7 +105,12 @@ class _Graph:
     def __call__(self, columns: Sequence[Column]) -> tuple[Tensor, ...]:
         self._inputs.fill(columns)
         self._graph.replay()
-        return tuple(output[:len(columns[0])].clone() for output in self._outputs)
+        return tuple(output[:_rows(columns)].clone() for output in self._outputs)
 
     def reset(self) -> None:
         self._graph.reset()
+
+
+def _rows(columns: Sequence[Column]) -> int:
+    """Return the size of a batch; a function without arguments has one result."""
+    return len(columns[0]) if columns else 1

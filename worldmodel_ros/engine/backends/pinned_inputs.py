@@ -36,6 +36,8 @@ class Inputs:
 
     def fill(self, columns: Sequence[Sequence[np.ndarray | Tensor]]) -> None:
         """Queue the copies of a batch of arguments to the inputs; missing rows repeat the first one."""
+        if not columns:
+            return
         size = len(columns[0])
         stage = self._stages[self._turn]
         self._turn = (self._turn + 1) % STAGES

@@ -29,14 +29,17 @@ class TilePasses:
     what is captured.
 
     ``prepare``: a step that is not the last one computes the next one's modulations as well, since the time of both is that of
-    reading their weights. Only a last step uses them: with more than two steps, they are computed in vain. By default on GPUs.
+    reading their weights. A last step then goes on from what is on the device. With more than two steps, most are computed in
+    vain. By default on GPUs.
     """
 
     def __init__(self, dit: DiT, device: torch.device, launch: Eager | Graphs, prepare: bool | None = None):
         self.dit, self.preset, self._launch = dit, dit.preset, launch
         self._prepare = device.type == 'cuda' if prepare is None else prepare
-        self._prepared: tuple | None = None  # the step that modulations were prepared for: actions, row and level of noise
-        self._ahead: tuple[Tensor, Tensor] | None = None  # its condition (1, T, D) and modulations (layers, 1, T, 6 * D)
+        self._prepared: tuple | None = None  # the step that was prepared: z, actions and window; row and level of noise
+        # Its condition (1, T, D), modulations (layers, 1, T, 6 * D) and z.
+        self._ahead: tuple[Tensor, Tensor, Tensor] | None = None
+        self._given: dict[Storages, tuple[Tensor, Sequence[Tensor]]] = {}  # actions and pages that steps read, by storages
         self._layout = page_layout(self.preset)
         self._run = self._layout.page_tokens // self._layout.frames
         self._space = torch.tensor(space_rotation(self.preset), device=device)
@@ -45,17 +48,20 @@ class TilePasses:
     def denoise(self, z: np.ndarray | Tensor, tau: float, rate: float, row: int, actions: np.ndarray, window: TileWindow
                 ) -> tuple[Tensor, Tensor | None]:
         """Return moved z, and features in the layers' type, or None before the last step, as only that step's are used."""
-        inputs = z, np.float32(tau), np.float32(rate), np.int64(row), actions, *self._arrays(window.of_chunk, window.heading)
+        last, storages = rate == 1.0, window.storages
         prepared, self._prepared = self._prepared, None
-        network, run = 'denoise', self.denoise_pass
-        if rate != 1.0:
-            network, run = 'approach', self.approach_pass
-        elif prepared and prepared[0] is actions and prepared[1:] == (row, np.float32(tau)):  # no other chunk came between
-            network, run = 'finish', self.finish_pass
-        outputs = self._launch((network, window.storages), partial(run, window.storages), [[each] for each in inputs])
-        if rate == 1.0:
+        if last and prepared and all(one is other for one, other in zip(prepared, (z, actions, window))) \
+                and prepared[3:] == (row, np.float32(tau)):  # no other chunk came between
+            moved, features = self._launch(('finish', storages), partial(self.finish_pass, storages), [])
+            return moved[0], features[0]
+        network, run = ('denoise', self.denoise_pass) if last else ('approach', self.approach_pass)
+        inputs = z, np.float32(tau), np.float32(rate), np.int64(row), actions, *self._arrays(window.of_chunk, window.heading)
+        outputs = self._launch((network, storages), partial(run, storages), [[each] for each in inputs])
+        if last:
             return outputs[0][0], outputs[1][0]
-        self._prepared = (actions, row, np.float32(tau + rate * (1.0 - tau))) if self._prepare else None
+        if self._prepare:
+            self._prepared = outputs[0][0], actions, window, row, np.float32(tau + rate * (1.0 - tau))
+            return self._prepared[0], None
         return outputs[0][0], None
 
     def forget(self) -> None:
@@ -78,25 +84,28 @@ class TilePasses:
                      *pages: Tensor) -> tuple[Tensor, ...]:
         """Run the last step."""
         modulated, = self.modulated(self._conditions([tau], row, actions))
-        return self.finished(*self._moved(storages, z, rate, actions, pages, modulated))
+        return self.finished(*self._clean(storages, z, actions, pages, modulated))
 
     def approach_pass(self, storages: Storages, z: Tensor, tau: Tensor, rate: Tensor, row: Tensor, actions: Tensor,
                       *pages: Tensor) -> tuple[Tensor]:
         """Run a step that is not the last one."""
         levels = [tau, tau + rate * (1.0 - tau)][:2 if self._prepare else 1]
         modulated, *ahead = self.modulated(self._conditions(levels, row, actions))
+        clean, _ = self._clean(storages, z, actions, pages, modulated)
+        moved = z + (clean - z) * rate[:, None, None, None, None]
         for next_one in ahead:
             if self._ahead is None:  # in a call before the one that is captured
-                self._ahead = torch.empty_like(next_one.cond), torch.stack(list(next_one.layers))
+                self._ahead = torch.empty_like(next_one.cond), torch.stack(list(next_one.layers)), torch.empty_like(z)
             self._ahead[0].copy_(next_one.cond)
             torch.stack(list(next_one.layers), out=self._ahead[1])
-        return self._moved(storages, z, rate, actions, pages, modulated)[:1]
+            self._ahead[2].copy_(moved)
+            self._given[storages] = actions, pages
+        return (moved,)
 
-    def finish_pass(self, storages: Storages, z: Tensor, tau: Tensor, rate: Tensor, row: Tensor, actions: Tensor,
-                    *pages: Tensor) -> tuple[Tensor, ...]:
-        """Run the last step, whose modulations the step before has computed."""
-        cond, layers = self._ahead
-        return self.finished(*self._moved(storages, z, rate, actions, pages, Modulated(cond, layers.unbind())))
+    def finish_pass(self, storages: Storages) -> tuple[Tensor, ...]:
+        """Run the last step from what the step before has left on the device."""
+        cond, layers, z = self._ahead
+        return self.finished(*self._clean(storages, z, *self._given[storages], Modulated(cond, layers.unbind())))
 
     def commit_pass(self, storages: Storages, latents: Tensor, actions: Tensor, *pages: Tensor) -> tuple[Tensor, ...]:
         time, own, offsets, *lists = (each[0] for each in pages)
@@ -123,15 +132,14 @@ class TilePasses:
         shape = len(levels), actions.shape[1]
         return self.dit.condition(torch.cat(levels)[:, None].expand(shape), row[:, None].expand(shape), actions).split(1)
 
-    def _moved(self, storages: Storages, z: Tensor, rate: Tensor, actions: Tensor, pages: Sequence[Tensor], modulated: Modulated
+    def _clean(self, storages: Storages, z: Tensor, actions: Tensor, pages: Sequence[Tensor], modulated: Modulated
                ) -> tuple[Tensor, Tensor]:
-        """Return z, moved towards the clean latents, and features."""
+        """Return the clean latents that a step predicts, float32, and features."""
         time, own, _, *lists = (each[0] for each in pages)
         # Its scratch pages are not shared, and it fills them.
         attention = self._attention(storages, chunk_tier(storages), self._turned(time, actions[0]), own, None, lists)
         clean, features = self.over_tiles(z, modulated, attention)
-        clean, rate = clean.float(), rate[:, None, None, None, None]
-        return torch.where(rate == 1.0, clean, z + (clean - z) * rate), features
+        return clean.float(), features
 
     def _turned(self, rotation: Tensor, actions: Tensor) -> Tensor:
         """Turn the heading pairs of frames' rotation (2, T, pairs), given for the heading before the block, by actions (T, A).

@@ -54,6 +54,8 @@ class Group:
     def shared(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return rank 0's tensors; those of the others give shapes and types. If all lie in one block of memory, laid out
         alike in every process, they are overwritten."""
+        if not tensors:
+            return []
         block = _block_of(tensors)
         if block is not None:
             self.link.broadcast(block)
