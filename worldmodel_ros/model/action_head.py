@@ -145,8 +145,20 @@ class OutcomeHead(nn.Module):
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Map features (B, T, P, D) to contact logits (B, T) and progress since the observation (B, T, goals)."""
-        out = self.net(self.squeeze(features).flatten(2))
+        *before, last = self.net
+        x = self.squeeze(features).flatten(2)
+        for layer in before:
+            x = layer(x)
+        out = few_outputs(last, x)
         return out[..., 0], out[..., 1:]
+
+
+def few_outputs(layer: nn.Linear, x: Tensor) -> Tensor:
+    """Return ``layer`` of few rows x (..., K), with few outputs. On a GPU, cuBLAS has one multiprocessor do such a product;
+    the sum of products takes all."""
+    if not x.is_cuda:
+        return layer(x)
+    return (x[..., None, :] * layer.weight).sum(-1) + layer.bias
 
 
 def _squeeze(preset: Preset) -> nn.Module:
