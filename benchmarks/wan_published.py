@@ -76,8 +76,8 @@ class PublishedPass:
         for layer, block in enumerate(self.dit.blocks):
             qkv = self._enter(x, modulation.blocks[layer], block.qkv.weight, block.qkv.bias)
             attended = attention.attend(layer, qkv.unflatten(-1, (3, block.heads, -1)), block.q_norm, block.k_norm)
-            x = self._leave(x, attended, modulation.blocks[layer], *camera[layer], prompt.keys[layer], prompt.values[layer],
-                            weights_of(block))
+            x = self._leave(x, attended, modulation.blocks[layer], *camera[layer].chunk(2, -1), prompt.keys[layer],
+                            prompt.values[layer], weights_of(block))
         shift, scale = modulation.head
         x = F.layer_norm(x, x.shape[-1:], eps=EPS) * (1.0 + scale) + shift
         return unpatchify(self.dit.head(x), frames, height // PATCH, width // PATCH)

@@ -120,9 +120,9 @@ def rows(fp8, film):
     """Compile the work between two products, for rows of 5,120 values: in five blocks."""
     cut = rows_triton.blocks(5120)
     constants = {'D': 5120, **cut, 'LIMIT': 448.0, 'NATIVE': True, 'static': None, 'static_stride': 0,
-                 **({} if film else dict.fromkeys(('film_scale', 'film_shift'))),
+                 **({} if film else {'film': None}),
                  **({} if fp8 else dict.fromkeys(('scales', 'bound', 'ahead')))}
-    known = {'out': '*u8' if fp8 else '*bf16', 'eps': 'fp32', **dict.fromkeys(('y', 'film_scale', 'film_shift'), '*bf16'),
+    known = {'out': '*u8' if fp8 else '*bf16', 'eps': 'fp32', **dict.fromkeys(('y', 'film'), '*bf16'),
              **dict.fromkeys(('x', 'gate', 'shift', 'scale', 'total', 'scales', 'bound', 'ahead'), '*fp32')}
     return compiled(plain(rows_triton._modulate, constants, known), num_warps=rows_triton.warps(5120))
 

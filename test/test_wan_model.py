@@ -90,7 +90,7 @@ def test_shards_of_both_layouts_and_torch_files_are_the_same_network(tmp_path, d
 def test_layers_take_their_type_and_what_scales_rows_stays_in_float32(tmp_path, tensors):
     loaded = load(write_shards(tmp_path / 'model', tensors))
     kinds = {name: parameter.dtype for name, parameter in loaded.named_parameters()}
-    assert {kinds[name] for name in ('blocks.1.qkv.weight', 'blocks.1.camera.scale.bias', 'text.0.weight',
+    assert {kinds[name] for name in ('blocks.1.qkv.weight', 'blocks.1.camera.film.bias', 'text.0.weight',
                                      'camera.rays.weight')} == {torch.bfloat16}
     assert {kinds[name] for name in ('blocks.1.modulation', 'blocks.1.q_norm', 'blocks.1.cross_norm.bias', 'head.weight',
                                      'time.0.weight', 'patch.weight')} == {torch.float32}

@@ -39,11 +39,11 @@ def quantise_rows(x: Tensor, static: Tensor | None = None) -> Rounded:
 
 def modulate_rows(x: Tensor, shift: Tensor, scale: Tensor, added: tuple[Tensor, Tensor] | None = None,
                   fp8: bool = True, static: Tensor | None = None, eps: float = 1e-6, bound: Tensor | None = None,
-                  film: tuple[Tensor, Tensor] | None = None, dtype: torch.dtype | None = None
+                  film: Tensor | None = None, dtype: torch.dtype | None = None
                   ) -> tuple[Tensor, Rounded | Tensor, Tensor | None]:
-    """Apply ``add_rows`` with ``added`` (y and gate), if any; FiLM (Perez et al. 2018) with ``film``, if any: times 1 + scale,
-    plus shift, both (M, D); LayerNorm without weights, times 1 + scale, plus shift, both (F, D); and with ``fp8``,
-    ``quantise_rows``.
+    """Apply ``add_rows`` with ``added`` (y and gate), if any; FiLM (Perez et al. 2018) with ``film`` (M, 2 * D), if any: times
+    1 + its first half, plus the second; LayerNorm without weights, times 1 + scale, plus shift, both (F, D); and with
+    ``fp8``, ``quantise_rows``.
 
     Returns x (M, D) as it is before LayerNorm; the modulated rows, without ``fp8`` in ``dtype``, which is x's unless given; and
     with ``bound``, scales (M, 1) by which the results of a product with these rows can be rounded before they exist, or None.
@@ -52,7 +52,8 @@ def modulate_rows(x: Tensor, shift: Tensor, scale: Tensor, added: tuple[Tensor, 
     """
     x, each = x if added is None else add_rows(x, *added), frame_length(x, shift)
     if film is not None:
-        x = ((1.0 + film[0].float()) * x.float() + film[1].float()).to(x.dtype)
+        factor, addend = film.float().chunk(2, -1)
+        x = ((1.0 + factor) * x.float() + addend).to(x.dtype)
     normal = F.layer_norm(x.float(), x.shape[-1:], eps=eps)
     rows = normal * (1.0 + scale.float().repeat_interleave(each, 0)) + shift.float().repeat_interleave(each, 0)
     scales = None

@@ -27,18 +27,17 @@ def quantise_rows(x: Tensor, static: Tensor | None = None) -> Rounded:
 
 def modulate_rows(x: Tensor, shift: Tensor, scale: Tensor, added: tuple[Tensor, Tensor] | None = None,
                   fp8: bool = True, static: Tensor | None = None, eps: float = 1e-6, bound: Tensor | None = None,
-                  film: tuple[Tensor, Tensor] | None = None, dtype: torch.dtype | None = None
+                  film: Tensor | None = None, dtype: torch.dtype | None = None
                   ) -> tuple[Tensor, Rounded | Tensor, Tensor | None]:
     """As in ``rows``, for contiguous x, y and ``film``, and shift, scale and gate with contiguous rows."""
     rows, width = x.shape
     y, gate = (None, None) if added is None else added
-    film_scale, film_shift = (None, None) if film is None else film
-    _check((x, y, film_scale, film_shift), (shift, scale, gate))
+    _check((x, y, film), (shift, scale, gate))
     total = x if y is None and film is None else torch.empty_like(x)
     out, scales = results(x, fp8, dtype)
     ahead = None if bound is None else torch.empty((rows, 1), dtype=torch.float32, device=x.device)
     _modulate[(rows,)](
-        x, y, gate, film_scale, film_shift, shift, scale, total, as_bytes(out), scales, static, _stride(static), bound,
+        x, y, gate, film, shift, scale, total, as_bytes(out), scales, static, _stride(static), bound,
         ahead, 0 if gate is None else gate.stride(0), shift.stride(0), scale.stride(0), frame_length(x, shift), eps, D=width,
         **blocks(width), LIMIT=FP8_MAX, NATIVE=native_e4m3(x.device), num_warps=warps(width))
     return total, (out, scales) if fp8 else out, ahead
@@ -160,7 +159,7 @@ def _mean_squares(x, out, row_stride, part_stride, rows, eps, share, D: tl.const
 
 
 @triton.jit
-def _modulate(x, y, gate, film_scale, film_shift, shift, scale, total, out, scales, static, static_stride, bound, ahead,
+def _modulate(x, y, gate, film, shift, scale, total, out, scales, static, static_stride, bound, ahead,
               gate_stride, shift_stride, scale_stride, each, eps, D: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
               LIMIT: tl.constexpr, NATIVE: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
@@ -177,21 +176,21 @@ def _modulate(x, y, gate, film_scale, film_shift, shift, scale, total, out, scal
             weight = tl.load(gate + frame * gate_stride + at, mask=at < D, other=0.0).to(tl.float32)
             values = values + (loaded[part] + weight * tl.load(y + row * D + at, mask=at < D, other=0.0).to(tl.float32),)
         loaded = values
-    if film_scale is not None:
+    if film is not None:
         values = ()
         for part in tl.static_range(BLOCKS):
             at = part * BLOCK + d
             value = loaded[part]
             if y is not None:
                 value = cast(value, total.dtype.element_ty).to(tl.float32)
-            factor = tl.load(film_scale + row * D + at, mask=at < D, other=0.0).to(tl.float32)
-            offset = tl.load(film_shift + row * D + at, mask=at < D, other=0.0).to(tl.float32)
+            factor = tl.load(film + row * 2 * D + at, mask=at < D, other=0.0).to(tl.float32)
+            offset = tl.load(film + row * 2 * D + D + at, mask=at < D, other=0.0).to(tl.float32)
             values = values + ((1.0 + factor) * value + offset,)
         loaded = values
     values, sums = (), tl.zeros([BLOCK], tl.float32)
     for part in tl.static_range(BLOCKS):
         value = loaded[part]
-        if y is not None or film_scale is not None:
+        if y is not None or film is not None:
             value = cast(value, total.dtype.element_ty)
             tl.store(total + row * D + part * BLOCK + d, value, mask=part * BLOCK + d < D)
             value = value.to(tl.float32)

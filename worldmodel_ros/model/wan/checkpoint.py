@@ -73,8 +73,9 @@ def sources(name: str) -> _Source:
               'time.0': 'time_embedding.0', 'time.2': 'time_embedding.2', 'time_projection': 'time_projection.1',
               'head': 'head.head'}
     if front:
-        others |= {'camera.first': 'cam_injector_layer1', 'camera.second': 'cam_injector_layer2',
-                   'camera.scale': 'cam_scale_layer', 'camera.shift': 'cam_shift_layer'}
+        if layer == 'camera.film':
+            return _Source(tuple(f'{front}cam_{part}_layer.{kind}' for part in ('scale', 'shift')))
+        others |= {'camera.first': 'cam_injector_layer1', 'camera.second': 'cam_injector_layer2'}
     else:
         others |= {'camera.rays': 'patch_embedding_wancamctrl', 'camera.first': 'c2ws_hidden_states_layer1',
                    'camera.second': 'c2ws_hidden_states_layer2'}

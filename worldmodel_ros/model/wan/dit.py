@@ -78,7 +78,7 @@ class Prompt:
     scales: Tensor
 
 
-CameraControl = Sequence[tuple[Tensor, Tensor]]  # per layer: scale and shift (N, D)
+CameraControl = Sequence[Tensor]  # per layer: scales and shifts (N, 2 * D)
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class WanBlock(nn.Module):
         self.cross_q, self.cross_kv, self.cross_proj = nn.Linear(d, d), nn.Linear(d, 2 * d), nn.Linear(d, d)
         self.cross_q_norm, self.cross_k_norm = nn.Parameter(torch.empty(d)), nn.Parameter(torch.empty(d))
         self.ffn = nn.Sequential(nn.Linear(d, config.ffn), nn.GELU(approximate='tanh'), nn.Linear(config.ffn, d))
-        self.camera = nn.ModuleDict({name: nn.Linear(d, d) for name in ('first', 'second', 'scale', 'shift')}) \
+        self.camera = nn.ModuleDict({'first': nn.Linear(d, d), 'second': nn.Linear(d, d), 'film': nn.Linear(d, 2 * d)}) \
             if config.camera_width else None
         self.fp8 = False  # set by ``precision.to_fp8``
         self.group: TensorParallel | None = None  # set by ``parallel.join``
@@ -122,9 +122,9 @@ class WanBlock(nn.Module):
                                                          dtype=self.dtype)
         return self.qkv(rows).flatten(0, -2).unflatten(-1, (3, -1, self.head_dim)), x
 
-    def leave(self, x: Tensor, attended: Attended, modulation: Tensor, camera: tuple[Tensor, Tensor] | None,
+    def leave(self, x: Tensor, attended: Attended, modulation: Tensor, camera: Tensor | None,
               keys: Tensor, values: Tensor, bias: Tensor, scale: Tensor) -> Unsummed:
-        """Return the stream after the layer; attended (N, D), the camera's scale and shift (N, D), the prompt's keys and
+        """Return the stream after the layer; attended (N, D), the camera's scales and shifts (N, 2 * D), the prompt's keys and
         values (H, S, d), bias (S,) and scale ()."""
         kernels, parts, options = row_kernels(x), modulation.split(1), {'eps': self.eps, 'dtype': self.dtype}
         if isinstance(attended, Arriving):
@@ -150,10 +150,10 @@ class WanBlock(nn.Module):
         k = (k.float() * rms[:, None] * (self.cross_k_norm.float() * self.cross_q_norm.float())).to(v.dtype)
         return tuple(part.unflatten(-1, (self.heads, -1)).transpose(0, 1).contiguous() for part in (k, v))
 
-    def control(self, embedded: Tensor) -> tuple[Tensor, Tensor]:
-        """Return scale and shift (N, D) of embedded rays (N, D)."""
+    def control(self, embedded: Tensor) -> Tensor:
+        """Return scales and shifts (N, 2 * D) of embedded rays (N, D)."""
         hidden = self.camera['second'](F.silu(self.camera['first'](embedded))) + embedded
-        return self.camera['scale'](hidden), self.camera['shift'](hidden)
+        return self.camera['film'](hidden)
 
     def cross_modulation(self) -> Tensor:
         """Return the norm before cross-attention as shift, scale and gate, float32 (3, D)."""

@@ -1,8 +1,8 @@
 """Layers of a Wan network in FP8: weights in e4m3 by rows, activations rounded row by row on the fly.
 
 Layers and kernels are those of the small model's network (``model.precision``). What is computed once per prompt or per chunk,
-and all that is not a product, stays as it is, except the first two of the camera's four products per layer: the other two
-compute factors of the residual stream, and rounding them would cost as much accuracy as all others together.
+and all that is not a product, stays as it is, except the first two of the camera's three products per layer: the third
+computes factors of the residual stream, and rounding it would cost as much accuracy as all others together.
 """
 from __future__ import annotations
 
