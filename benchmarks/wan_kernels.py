@@ -85,12 +85,12 @@ def checks(grid: tuple[int, int], device: torch.device) -> Iterator[tuple[str, f
             exact = exact[0].transpose(0, 1).flatten(1)
             for count in sorted({1, 2, 3, plan.splits}) if plan.hopper else [1]:
                 each = flat.FlatPlan(plan.hopper, count, plan.quantise_q)
-                out = flat.flat_attention(q, scale, pool, each.lists(entries, 128, device), each, len(qkv))
+                out = flat.flat_attention(q, scale, pool, each.lists(entries, 128, device), each).rows(0, len(qkv))
                 yield f'attention in {count} parts {name}', error(out, exact), 0.01 if scale is None else 0.05
             del keys, values, exact
-        x, y, *film = (torch.randn(CHUNK * grid[0] * grid[1], width, device=device) for _ in range(4))
+        x, y, factor, addend = (torch.randn(CHUNK * grid[0] * grid[1], width, device=device) for _ in range(4))
         gate, shift, scale = 0.3 * torch.randn(3, 1, width, device=device)
-        y, film = y.to(torch.bfloat16), tuple(0.3 * part.to(torch.bfloat16) for part in film)
+        y, film = y.to(torch.bfloat16), 0.3 * torch.cat([factor, addend], 1).to(torch.bfloat16)
         for fp8 in (False, True):
             options = {'fp8': fp8, 'film': film, 'dtype': torch.bfloat16}
             found, wanted = (module.modulate_rows(x, shift, scale, (y, gate), **options)
@@ -199,7 +199,7 @@ def timings(grid: tuple[int, int], device: torch.device) -> Iterator[dict]:
                 lists = each.lists(entries, 128, device)
 
                 def attend() -> Tensor:
-                    return flat.flat_attention(q, scale, pool, lists, each, tokens)
+                    return flat.flat_attention(q, scale, pool, lists, each).rows(0, tokens)
                 found = attend()
                 wanted = found if wanted is None else wanted
                 ms = median_ms(attend)
@@ -207,7 +207,7 @@ def timings(grid: tuple[int, int], device: torch.device) -> Iterator[dict]:
                        'tflops': round(4e-9 * tokens * WINDOW * tokens / CHUNK * width / ms, 1),
                        'difference': round(error(found, wanted), 5)}
         x, y = torch.randn(tokens, width, device=device), torch.randn(tokens, width, device=device).to(torch.bfloat16)
-        film, table = (y.clone(), y.clone()), torch.randn(3, 1, width, device=device)
+        film, table = y.repeat(1, 2), torch.randn(3, 1, width, device=device)
         kernels = rows.row_kernels(x)
         for fp8 in (False, True):
             for name, extra in (('rows', None), ('rows with camera', film)):

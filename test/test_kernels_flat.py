@@ -118,12 +118,22 @@ def test_parts_of_a_softmax_are_merged_to_the_whole():
     arguments = torch.cat(parts).float(), torch.cat(lse, 1).float(), 3, 20
     for function in (merge, merge_triton):
         assert relative_error(function(*arguments), whole) < 1e-6
+        out = torch.zeros(12, 2 * whole.shape[1])[:, 8:8 + whole.shape[1]]
+        assert function(*arguments[:3], 12, first=5, out=out) is out and relative_error(out, whole[5:17]) < 1e-6
         rounded, scales = function(*arguments, True)
         assert rounded.dtype is torch.float8_e4m3fn and relative_error(rounded.float() * scales, whole) < 0.04
     broken = arguments[0].clone()
     broken[3] = float('nan')
     for function in (merge, merge_triton):
         assert function(broken, *arguments[1:], True)[1].isnan().flatten().tolist() == [row == 3 for row in range(20)]
+
+
+def test_rows_of_no_query_are_not_merged():
+    arguments = torch.zeros(12, HEADS, DIM), torch.zeros(HEADS, 12), 3
+    with pytest.raises(ValueError, match='3 of them from 2 on'):
+        merge_triton(*arguments, 3, first=2)
+    with pytest.raises(ValueError, match='contiguous rows'):
+        merge_triton(*arguments, 3, out=torch.zeros(3, HEADS * DIM + 1))
 
 
 def test_keys_are_split_where_processors_would_idle():
@@ -136,7 +146,7 @@ def test_keys_are_split_where_processors_would_idle():
 def test_rows_take_a_scale_and_shift_of_each_value_and_come_in_another_type(added, film):
     x, y, scale, shift = random_tensor(generator(1), 4, 10, 48)
     gate, *modulation = random_tensor(generator(2), 3, 1, 48)
-    options = {'film': (scale.bfloat16(), shift.bfloat16()) if film else None, 'fp8': False, 'dtype': torch.bfloat16}
+    options = {'film': torch.cat([scale, shift], 1).bfloat16() if film else None, 'fp8': False, 'dtype': torch.bfloat16}
     results = [module.modulate_rows(x, *modulation, (y.bfloat16(), gate) if added else None, **options)
                for module in (rows_triton, rows)]
     torch.testing.assert_close(results[0][0], results[1][0])

@@ -46,15 +46,14 @@ def layer_inputs(dtype, width):
 
 @pytest.mark.parametrize('static', STATIC.values(), ids=STATIC)
 @pytest.mark.parametrize('added', [False, True], ids=['', 'after an addition'])
-@pytest.mark.parametrize('film', [False, True], ids=['', 'after FiLM'])
 @pytest.mark.parametrize('width', [64, 96])
-def test_modulated_rows_are_the_definition_s(width, film, added, static):
+def test_modulated_rows_are_the_definition_s(width, added, static):
     x, y, (gate, shift, scale, *_) = layer_inputs(torch.bfloat16, width)
     inputs = x, shift, scale, (y, gate) if added else None
-    bound, film = torch.tensor([3.0, 0.5]), random_tensor(generator(4), len(x), 2 * width) if film else None
+    bound = torch.tensor([3.0, 0.5])
     (total, found, ahead), (defined_total, defined, defined_ahead) = (
-        module.modulate_rows(*inputs, static=static, bound=bound, film=film) for module in (rows_triton, rows))
-    assert torch.equal(total, defined_total) and (added or film is not None or torch.equal(total, x))
+        module.modulate_rows(*inputs, static=static, bound=bound) for module in (rows_triton, rows))
+    assert torch.equal(total, defined_total) and (added or torch.equal(total, x))
     check_rounded(found, defined)
     torch.testing.assert_close(ahead, defined_ahead, rtol=1e-6, atol=0.0)
 

@@ -53,22 +53,37 @@ def write_flat(pool: Pool, pages: Tensor, slabs: int, qkv: Tensor, rms: Tensor |
     return write(pool, pages, slabs, qkv, rms, rotary, q_weight, k_weight, quantise_q)
 
 
-def flat_attention(q: Tensor, q_scale: Tensor | None, pool: Pool, lists: TileLists, plan: FlatPlan, tokens: int,
-                   fp8: bool = False) -> Tensor | Rounded:
-    """Map queries from ``write_flat`` to the results (tokens, H * D); with ``fp8``, if parts are merged anyway, to rounded
-    rows, as ``splits.merge`` does."""
+@dataclass(frozen=True)
+class Unmerged:
+    """Results of attention to ``splits`` parts of the keys, (splits * R, H, D), and the base-2 logarithms of their sums,
+    float32 (H, splits * R)."""
+
+    parts: Tensor
+    lse: Tensor | None = None
+    splits: int = 1
+
+    def rows(self, first: int, count: int, fp8: bool = False, out: Tensor | None = None) -> Tensor | Rounded:
+        """Return the results (count, H * D) of ``count`` queries from the ``first`` on, written to ``out`` if given; with
+        ``fp8``, if parts are merged anyway, rounded rows, as ``splits.merge`` does."""
+        if self.splits == 1:
+            rows = self.parts[first:first + count].flatten(1)
+            return rows if out is None else out.copy_(rows)
+        from .splits_triton import merge_triton
+        return merge_triton(self.parts, self.lse, self.splits, count, fp8, first, out)
+
+
+def flat_attention(q: Tensor, q_scale: Tensor | None, pool: Pool, lists: TileLists, plan: FlatPlan) -> Unmerged:
+    """Attend with queries from ``write_flat``."""
     if not plan.hopper:
         if q.is_cuda:
             from .attention_triton import paged_attention_triton as attention
         else:
             attention = reference.paged_attention
-        return attention(q, [pool], [lists])[:tokens].flatten(1)
+        return Unmerged(attention(q, [pool], [lists]))
     from .attention_hopper import paged_attention_hopper
-    from .splits_triton import merge_triton
     lse = torch.empty((pool.heads, plan.splits * len(q)), dtype=torch.float32, device=q.device)
-    out = paged_attention_hopper(q, [pool], [lists], quantised_q=None if q_scale is None else (q, q_scale),
-                                 repeats=plan.splits, lse=lse)
-    return out[:tokens].flatten(1) if plan.splits == 1 else merge_triton(out, lse, plan.splits, tokens, fp8)
+    return Unmerged(paged_attention_hopper(q, [pool], [lists], quantised_q=None if q_scale is None else (q, q_scale),
+                                           repeats=plan.splits, lse=lse), lse, plan.splits)
 
 
 def cross_attention(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor, eps: float,

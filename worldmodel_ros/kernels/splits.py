@@ -7,14 +7,17 @@ from torch import Tensor
 from .rows import Rounded, quantise_rows
 
 
-def merge(parts: Tensor, lse: Tensor, splits: int, tokens: int, fp8: bool = False) -> Tensor | Rounded:
+def merge(parts: Tensor, lse: Tensor, splits: int, tokens: int, fp8: bool = False, first: int = 0, out: Tensor | None = None
+          ) -> Tensor | Rounded:
     """Merge parts (splits * R, H, D), results for the same R queries, by the base-2 logarithms of their sums, float32
-    (H, splits * R), to (tokens, H * D) for the first ``tokens`` queries, in parts' type; with ``fp8``,
-    ``rows.quantise_rows`` of that."""
+    (H, splits * R), to (tokens, H * D) for ``tokens`` queries from the ``first`` on, in parts' type, written to ``out`` if
+    given; with ``fp8``, ``rows.quantise_rows`` of that."""
     weights = torch.softmax(lse.unflatten(1, (splits, -1)) * 0.6931471805599453, 1)  # (H, splits, R)
     whole = (parts.float().unflatten(0, (splits, -1)) * weights.permute(1, 2, 0)[..., None]).sum(0)
-    whole = whole[:tokens].flatten(1)
-    return quantise_rows(whole) if fp8 else whole.to(parts.dtype)
+    whole = whole[first:first + tokens].flatten(1)
+    if fp8:
+        return quantise_rows(whole)
+    return whole.to(parts.dtype) if out is None else out.copy_(whole)
 
 
 def splits_for(items: int, processors: int, most: int = 4) -> int:

@@ -12,23 +12,32 @@ from .rows import Rounded
 from .rows_triton import blocks, results, store_row, warps
 
 
-def merge_triton(parts: Tensor, lse: Tensor, splits: int, tokens: int, fp8: bool = False) -> Tensor | Rounded:
-    """As ``splits.merge``, for parts and lse contiguous."""
+def merge_triton(parts: Tensor, lse: Tensor, splits: int, tokens: int, fp8: bool = False, first: int = 0,
+                 out: Tensor | None = None) -> Tensor | Rounded:
+    """As ``splits.merge``, for parts and lse contiguous, and ``out`` with contiguous rows."""
     rows, heads, dim = parts.shape
-    if not parts.is_contiguous() or not lse.is_contiguous() or lse.shape != (heads, rows) or rows % splits:
-        raise ValueError(f'parts {tuple(parts.shape)} and lse {tuple(lse.shape)} must be contiguous, of {splits} times as '
-                         f'many rows')
     width = heads * dim
-    out, scales = results(parts.view(rows, width)[:tokens], fp8)
-    _merge[(tokens,)](parts, lse, as_bytes(out), scales, rows, rows // splits, SPLITS=splits, WIDTH=width, D=dim,
-                      **blocks(width), LIMIT=FP8_MAX, NATIVE=native_e4m3(parts.device), num_warps=warps(width))
+    if not parts.is_contiguous() or not lse.is_contiguous() or lse.shape != (heads, rows) or rows % splits \
+            or not 0 <= first <= first + tokens <= rows // splits:
+        raise ValueError(f'parts {tuple(parts.shape)} and lse {tuple(lse.shape)} must be contiguous, of {splits} times as '
+                         f'many rows, {tokens} of them from {first} on')
+    scales = None
+    if out is None:
+        out, scales = results(parts.view(rows, width)[:tokens], fp8)
+    elif fp8 or out.shape != (tokens, width) or out.dtype != parts.dtype or out.stride(1) != 1:
+        raise ValueError(f'out {out.dtype} {tuple(out.shape)} with strides {out.stride()} must be {parts.dtype} '
+                         f'{(tokens, width)} with contiguous rows, not to be rounded')
+    _merge[(tokens,)](parts, lse, as_bytes(out), scales, rows, rows // splits, first, out.stride(0), SPLITS=splits,
+                      WIDTH=width, D=dim, **blocks(width), LIMIT=FP8_MAX, NATIVE=native_e4m3(parts.device),
+                      num_warps=warps(width))
     return (out, scales) if fp8 else out
 
 
 @triton.jit
-def _merge(parts, lse, out, scales, rows, each, SPLITS: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr,
-           BLOCK: tl.constexpr, BLOCKS: tl.constexpr, LIMIT: tl.constexpr, NATIVE: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
+def _merge(parts, lse, out, scales, rows, each, first, out_stride, SPLITS: tl.constexpr, WIDTH: tl.constexpr,
+           D: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, LIMIT: tl.constexpr, NATIVE: tl.constexpr):
+    place = tl.program_id(0).to(tl.int64)
+    row = first + place
     merged, largest, fault = (), tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     for block in tl.static_range(BLOCKS):
         d = block * BLOCK + tl.arange(0, BLOCK)
@@ -47,4 +56,5 @@ def _merge(parts, lse, out, scales, rows, each, SPLITS: tl.constexpr, WIDTH: tl.
         merged = merged + (whole,)
         largest = tl.maximum(largest, tl.abs(whole))
         fault += whole * 0.0
-    store_row(merged, out, scales, None, 0, tl.max(largest, 0) + tl.sum(fault, 0), row, WIDTH, BLOCK, LIMIT, NATIVE)
+    out += place * (out_stride - WIDTH)  # to which a row's place times its width is added
+    store_row(merged, out, scales, None, 0, tl.max(largest, 0) + tl.sum(fault, 0), place, WIDTH, BLOCK, LIMIT, NATIVE)

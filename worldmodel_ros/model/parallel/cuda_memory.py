@@ -12,6 +12,8 @@ from torch import Tensor
 from ...kernels.cuda_calls import DeviceMemory, done
 from .flags_triton import await_flags, set_flags
 
+MESSAGES = -2  # stream priority; lower numbers go first
+
 
 class CudaMemory:
     """Memory of this process's GPU; also of the others' once ``map`` was called. Raises RuntimeError for what CUDA refuses."""
@@ -24,7 +26,8 @@ class CudaMemory:
         self._address, self._mapped = done(runtime.cudaMalloc(size)), [0] * count
         self.own = torch.as_tensor(DeviceMemory(self._address, size, '|u1'), device=device).zero_()
         self._words, self._stop = self.own.view(torch.int32), torch.zeros(1, dtype=torch.int32, pin_memory=True)
-        self._streams = {peer: torch.cuda.Stream(device, priority=-1) for peer in range(count) if peer != rank}
+        # Above all other streams: kernels for flags take no room, and must not wait for that of a product's.
+        self._streams = {peer: torch.cuda.Stream(device, priority=MESSAGES) for peer in range(count) if peer != rank}
         self._within: Any = None  # the context of one of them, while it is the current one
         torch.cuda.synchronize(device)
 

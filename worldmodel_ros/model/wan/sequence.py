@@ -229,14 +229,17 @@ class PagedAttention:
     def attend(self, layer: int, qkv: Tensor, q_weight: Tensor, k_weight: Tensor, fp8: bool = False) -> Attended:
         pool = self._storage.layer(layer)
         q, scale = self._write(pool, qkv, q_weight, k_weight)
+        attention = partial(flat_attention, q, scale, pool, self._lists, self._plan)
         if not isinstance(self._group, SequenceParallel):
-            return flat_attention(q, scale, pool, self._lists, self._plan, self._tokens, fp8)
-        each, attended = -(-self._tokens // self._group.count), cache(partial(
-            flat_attention, q, scale, pool, self._lists, self._plan, self._tokens))
+            return attention().rows(0, self._tokens, fp8)
+        each, attended = -(-self._tokens // self._group.count), cache(attention)
 
         def share(rank: int, out: Tensor | None = None) -> Tensor:
-            rows = attended()[rank * each:(rank + 1) * each]  # not all processes have as many tokens
-            return rows if len(rows) == each else F.pad(rows, (0, 0, 0, each - len(rows)))
+            first = min(rank * each, self._tokens)
+            count = min(each, self._tokens - first)  # not all processes have as many tokens
+            if count == each:
+                return attended().rows(first, count, out=out)
+            return F.pad(attended().rows(first, count), (0, 0, 0, each - count))
         like = qkv.new_empty(each, pool.heads * pool.head_dim, device='meta')
         if not fp8 and not self._group.rounded:
             return self._group.send_parts(share, like)
