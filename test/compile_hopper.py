@@ -30,7 +30,7 @@ def signature(quantised, fp4):
     known = {'q_desc': descriptor(dtype, BM // 2, D), 'k_desc': descriptor(dtype, BN, D),
              'v_desc': descriptor(dtype, *((D, BN) if quantised else (BN, D))), 'o': '*bf16',
              'o_desc': descriptor(gl.bfloat16, BM // 2, D), 'lse': '*fp32', 'scale_log2': 'fp32',
-             'items': 'i32', 'q_blocks': 'i32', 'heads': 'i32', 'tile_blocks': 'i32'}
+             'o_stride': 'i32', 'items': 'i32', 'q_blocks': 'i32', 'heads': 'i32', 'tile_blocks': 'i32'}
     if fp4:
         known |= {'raw_k_desc': descriptor(gl.uint8, BN, D // 2), 'raw_v_desc': descriptor(gl.uint8, D, BN // 2),
                   'raw_k_exponent_desc': descriptor(gl.uint8, BN * D // 256, 16),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from kernel_inputs import random_lists, random_pool, random_tensor, relative_error
 
 from worldmodel_ros.kernels import reference
+from worldmodel_ros.kernels.attention import paged_attention
 from worldmodel_ros.kernels.pages import Precision, TileLists
 from worldmodel_ros.kernels.temporal import temporal_attention
 
@@ -84,6 +85,16 @@ def test_attention_to_nothing_is_zero_and_weighs_nothing():
     paged_attention_triton(random_tensor(generator(), 16, 2, 16), pools, lists, out=out, lse=lse)
     assert (out == 0.0).all() and (lse == -float('inf')).all()
     assert paged_attention_triton(torch.empty(0, 2, 16), pools, [TileLists.from_rows([], 16)] * 2).shape == (0, 2, 16)
+
+
+def test_attention_writes_among_other_rows_and_to_no_other_place():
+    pools, lists = pools_of(('fp8',), 4, 2, 32, 16), [random_lists(np.random.default_rng(3), [2, 1], 4, 32, 0.3)]
+    q, among = random_tensor(generator(4), 64, 2, 16), torch.full((64, 5, 16), 7.0)
+    found = paged_attention(q, pools, lists, out=among[:, 1:3])
+    assert torch.equal(among[:, 1:3], paged_attention(q, pools, lists)) and torch.equal(found, among[:, 1:3])
+    assert (among[:, [0, 3, 4]] == 7.0).all()
+    with pytest.raises(ValueError, match='its rows contiguous'):
+        paged_attention(q, pools, lists, out=torch.empty(64, 16, 2).mT)
 
 
 def test_two_results_merge_by_their_weights_into_that_of_both():

@@ -10,27 +10,28 @@ from .splits import merge
 
 
 def paged_attention(q: Tensor, pools: list[Pool], lists: list[TileLists], scale: float | None = None,
-                    by_frame: tuple[int, int] | None = None) -> Tensor:
+                    by_frame: tuple[int, int] | None = None, out: Tensor | None = None) -> Tensor:
     """Attend from each query tile to the valid tokens of the pages that its row lists, of all pools under one softmax.
 
     q (query tiles * N, H, D), tile after tile; one pool of each precision at most, and a list for each. Returns q's shape and
     type, with ``by_frame`` (frames, tiles of a frame) in the order in which ``write_qkv`` takes qkv with it; zeros for a tile
-    that lists nothing. ``scale`` multiplies the logits, 1 / sqrt(D) unless given. Raises ValueError if the shapes do not match.
+    that lists nothing. ``scale`` multiplies the logits, 1 / sqrt(D) unless given. The result is written to ``out``, if given,
+    whose rows (H, D) are contiguous. Raises ValueError if the shapes do not match.
     """
-    _check(q, pools, lists)
+    _check(q, pools, lists, out)
     if q.is_cuda:  # not every machine without a GPU has Triton
         from .attention_hopper import paged_attention_hopper, supports
         if supports(q, pools, lists[0].query_tiles, by_frame):
-            return paged_attention_hopper(q, pools, lists, scale, by_frame=by_frame)
+            return paged_attention_hopper(q, pools, lists, scale, out, by_frame=by_frame)
         from .attention_triton import paged_attention_triton as attention
     else:
         attention = reference.paged_attention
-    out = attention(q, pools, lists, scale)
-    if by_frame is None:
-        return out
-    frames, tiles = by_frame
-    run = len(q) // lists[0].query_tiles // frames
-    return out.unflatten(0, (-1, tiles, frames, run)).transpose(1, 2).reshape(q.shape)
+    found = attention(q, pools, lists, scale)
+    if by_frame is not None:
+        frames, tiles = by_frame
+        run = len(q) // lists[0].query_tiles // frames
+        found = found.unflatten(0, (-1, tiles, frames, run)).transpose(1, 2).reshape(q.shape)
+    return found if out is None else out.copy_(found)
 
 
 def split_attention(q: Tensor, pool: Pool, lists: TileLists, splits: int) -> Tensor:
@@ -87,7 +88,10 @@ def requantise(source: Pool, source_pages: Tensor, target: Pool, target_pages: T
     definitions.requantise(source, source_pages, target, target_pages)
 
 
-def _check(q: Tensor, pools: list[Pool], lists: list[TileLists]) -> None:
+def _check(q: Tensor, pools: list[Pool], lists: list[TileLists], out: Tensor | None) -> None:
+    if out is not None and (out.shape != q.shape or out.dtype != q.dtype or out.stride()[1:] != (q.shape[2], 1)):
+        raise ValueError(f'the result {out.dtype} {tuple(out.shape)} with strides {out.stride()} must be {q.dtype} '
+                         f'{tuple(q.shape)}, its rows contiguous')
     if not pools or len(pools) != len(lists):
         raise ValueError(f'{len(pools)} pools and {len(lists)} lists of pages: each pool needs its list')
     if len({pool.precision for pool in pools}) != len(pools):

@@ -38,7 +38,7 @@ def _tiles(desc):
 
 @gluon.jit
 def _attention(q_desc, k_desc, v_desc, raw_k_desc, raw_k_exponent_desc,
-               raw_v_desc, raw_v_exponent_desc, o, o_desc, lse, q_scale, k_scale, v_scale, fp4_k_scale, fp4_v_scale,
+               raw_v_desc, raw_v_exponent_desc, o, o_stride, o_desc, lse, q_scale, k_scale, v_scale, fp4_k_scale, fp4_v_scale,
                starts, pages, lengths, full, fp4_starts, fp4_pages, fp4_lengths, fp4_full,
                items, q_blocks, heads, tile_blocks, scale_log2,
                PAGE: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
@@ -54,7 +54,7 @@ def _attention(q_desc, k_desc, v_desc, raw_k_desc, raw_k_exponent_desc,
     scales = (k_scale, v_scale, fp4_k_scale, fp4_v_scale)
     descs = (q_desc, k_desc, v_desc)
     work = (items, q_blocks, heads, tile_blocks)
-    out = (o, o_desc, gl.allocate_shared_memory(gl.bfloat16, [2, BM // 2, D], o_desc.layout), lse)
+    out = (o, o_stride, o_desc, gl.allocate_shared_memory(gl.bfloat16, [2, BM // 2, D], o_desc.layout), lse)
     if HAS_FP4:
         raw_descs = (raw_k_desc, raw_k_exponent_desc, raw_v_desc, raw_v_exponent_desc)
         raw_smem = (_tiles(raw_k_desc), _tiles(raw_k_exponent_desc), _tiles(raw_v_desc), _tiles(raw_v_exponent_desc))
@@ -100,7 +100,7 @@ def paged_attention_hopper(q: Tensor, pools: list[Pool], lists: list[TileLists],
                            ) -> Tensor:
     """Compute ``reference.paged_attention`` for q bf16 (query tiles * N, H, 128), N a multiple of 128, and at most one pool of
     each precision. ``quantised_q``: q as e4m3 and its scales (tokens, H), if a previous kernel made them already; ``by_frame``
-    as in ``attention.paged_attention``.
+    and ``out``, bf16, as in ``attention.paged_attention``.
 
     With ``repeats``, the lists' query tiles are those of q, that many times over, each time with another part of what a tile
     attends to. ``splits.merge`` merges the results (repeats * tokens, H, 128); ``lse``, float32 (H, repeats * tokens), receives
@@ -146,7 +146,7 @@ class _Launch:
         stages = 2 if not quantised else 5 if raw is None else 3  # what shared memory has room for
         _attention[(min(self.programs, items),)](
             _rows(q, width, BLOCK_M // 2, dim), _rows(pool.k, dim, BLOCK_N, dim), _rows(*value_rows), *raw_descs,
-            self.out, _rows(self.out, width, BLOCK_M // 2, dim), self.lse,
+            self.out, self.out.stride(0), _rows(self.out, width, BLOCK_M // 2, dim), self.lse,
             q_scale, pool.k_scale, pool.v_scale, *((None, None) if raw is None else (raw.k_scale, raw.v_scale)),
             *_pointers(table), *_pointers(raw_table), items, self.tokens // BLOCK_M, self.heads,
             self.tokens // table.query_tiles // BLOCK_M, self.scale_log2,
@@ -164,8 +164,8 @@ def _pointers(table: TileLists | None) -> tuple[Tensor | None, ...]:
 
 
 def _rows(tensor: Tensor, width: int, *block: int) -> TensorDescriptor:
-    """Return a descriptor of contiguous rows of ``width`` values, copied in blocks."""
+    """Return a descriptor of rows of ``width`` values, each of them contiguous, copied in blocks."""
     dtype = {torch.bfloat16: gl.bfloat16, torch.float8_e4m3fn: gl.float8e4nv, torch.uint8: gl.uint8}[tensor.dtype]
     rows = tensor.view(-1, width)
-    return TensorDescriptor(rows, list(rows.shape), [width, 1], list(block),
+    return TensorDescriptor(rows, list(rows.shape), [rows.stride(0), 1], list(block),
                             gl.NVMMASharedLayout.get_default_for(list(block), dtype))

@@ -72,13 +72,14 @@ def attend(half: gl.constexpr, q_scale, scales, out, lists, smem, bars, work, sc
            PAGE: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
            QUANTISED: gl.constexpr, HAS_FP4: gl.constexpr, ADD: gl.constexpr, FRAMES: gl.constexpr,
            TILES: gl.constexpr, REPEATS: gl.constexpr):
-    """``out``: the result's pointer, its descriptor, its staging buffer; the log-sum-exp (H, queries), base 2.
+    """``out``: the result's pointer, the distance of its rows, its descriptor, its staging buffer; the log-sum-exp
+    (H, queries), base 2.
 
     With ADD, result and log-sum-exp already hold the attention to other pages, and are merged with this one's where there is
     something to add: most tiles list none of the few pages in bf16. The result is stored frame by frame, with FRAMES frames in
     a page and TILES tiles in a frame; 1 and 1: in the order of the queries.
     """
-    o, o_desc, o_smem, lse = out
+    o, o_stride, o_desc, o_smem, lse = out
     q_smem, k_smem, v_smem = smem
     q_ready, q_free, k_ready, k_free, v_ready, v_free = bars
     items, q_blocks, heads, tile_blocks = work
@@ -209,7 +210,7 @@ def attend(half: gl.constexpr, q_scale, scales, out, lists, smem, bars, work, sc
         if ADD:
             o_rows = gl.expand_dims(out_row + gl.arange(0, ROWS, layout=O_ROW), 1)
             o_columns = head * D + gl.arange(0, D, layout=gl.SliceLayout(0, O_LAYOUT))
-            others = gl.load(o + o_rows * (heads * D) + gl.expand_dims(o_columns, 0)).to(gl.float32)
+            others = gl.load(o + o_rows * o_stride + gl.expand_dims(o_columns, 0)).to(gl.float32)
             other = gl.load(lse_at)
             top = gl.maximum(other, total)
             top = gl.where(top == -float('inf'), 0.0, top)

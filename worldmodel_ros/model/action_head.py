@@ -123,7 +123,9 @@ def attended(layer: nn.MultiheadAttention, queries: Tensor, x: Tensor) -> Tensor
     query_bias, _, value_bias = layer.in_proj_bias.unflatten(0, (3, layer.num_heads, 1, -1))
     asked = (queries @ of_queries.transpose(1, 2) + query_bias) @ of_keys  # (heads, Q, D)
     scores = x @ asked.flatten(0, 1).T * layer.head_dim ** -0.5  # (B, P, heads * Q)
-    read = scores.softmax(1).transpose(1, 2) @ x
+    # On a GPU, the softmax over an axis that is not the last has one multiprocessor for all of these.
+    weights = scores.mT.softmax(-1) if x.is_cuda else scores.softmax(1).mT
+    read = weights @ x
     read = read.unflatten(1, asked.shape[:2]) @ of_values.transpose(1, 2) + value_bias  # (B, heads, Q, D / heads)
     return layer.out_proj(read.transpose(1, 2).flatten(2))
 

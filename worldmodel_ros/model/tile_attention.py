@@ -91,13 +91,15 @@ class PagedTiles:
         return write_qkv(pools[own.tier], own.pages, own.counts, qkv.view(-1, 3, *qkv.shape[4:]), self.rotary,
                          block.q_norm.weight, block.k_norm.weight, own.offsets, (frames, tiles))
 
-    def attend(self, layer: int, q: Tensor, part: int = 0, parts: int = 1) -> Tensor:
+    def attend(self, layer: int, q: Tensor, part: int = 0, parts: int = 1, out: Tensor | None = None) -> Tensor:
         """Map queries from ``write`` to results (T * P / parts, H * d), frame after frame: those of part number ``part`` of
-        equal ``parts`` of the groups, which are whole slabs."""
+        equal ``parts`` of the groups, which are whole slabs. They are written to ``out``, if given, and that is returned."""
         (groups, frames, tiles, _), each = self.shape, len(q) // parts
         lists = [table.of_tiles(part * groups // parts * tiles, (part + 1) * groups // parts * tiles)
                  for table in self.lists[layer]]
-        return paged_attention(q[part * each:(part + 1) * each], self.pools[layer], lists, by_frame=(frames, tiles)).flatten(1)
+        place = None if out is None else out.unflatten(1, q.shape[1:])
+        found = paged_attention(q[part * each:(part + 1) * each], self.pools[layer], lists, None, (frames, tiles), place)
+        return found.flatten(1) if out is None else out
 
 
 @dataclass(frozen=True)

@@ -43,21 +43,22 @@ class DividedTiles:
         whole = qkv.movedim(0, self._axis).flatten(self._axis, self._axis + 1).contiguous()
         share = self._shares(layer, block, whole)
         like = qkv.new_empty(qkv.shape[1:4].numel(), qkv.shape[-2:].numel(), device='meta')
-        attended = self._group.exchange_products(lambda rank, out: share(rank), like, qkv.shape[-1], joined=True)
+        attended = self._group.exchange_products(share, like, qkv.shape[-1], joined=True)
         return attended.reshape(*qkv.shape[1:4], -1)
 
-    def _shares(self, layer: int, block: Block, qkv: Tensor) -> Callable[[int], Tensor]:
-        """Return what maps a process's number to the attended (n, H / count * d) of its tokens; qkv has been read by then."""
+    def _shares(self, layer: int, block: Block, qkv: Tensor) -> Callable[[int, Tensor | None], Tensor]:
+        """Return what maps a process's number to the attended (n, H / count * d) of its tokens, and may write it to its second
+        argument; qkv has been read by then."""
         count, whole = self._group.count, self._whole
         if whole.whole_slabs:
             q = whole.write(layer, block, qkv)
             if self._in_parts(qkv):
-                return partial(whole.attend, layer, q, parts=count)
+                return lambda rank, out: whole.attend(layer, q, rank, count, out)
             attended = cache(partial(whole.attend, layer, q))
         else:
             attended = partial(whole.over_tiles(layer, block, qkv).flatten, 0, -2)
 
-        def share(rank: int) -> Tensor:
+        def share(rank: int, out: Tensor | None) -> Tensor:
             divided = attended().view(*qkv.shape[:3], -1).unflatten(self._axis, (count, -1))
             return divided.select(self._axis, rank).flatten(0, -2)
         return share
