@@ -54,8 +54,10 @@ def attention(quantised, fp4, add, split=False):
     return compiled(source, num_warps=4)
 
 
-def product(gelu, specialised, rotating):
-    tiles, names = linear_hopper.SPECIALISED if specialised else linear_hopper.DEFAULT, linear_hopper._product.arg_names
+def product(gelu, specialised, rotating, few=False):
+    few_rows = linear_hopper.FEW_GELU if gelu else linear_hopper.FEW_ROTATE if rotating else linear_hopper.FEW
+    tiles = few_rows if few else linear_hopper.SPECIALISED if specialised else linear_hopper.DEFAULT
+    names = linear_hopper._product.arg_names
     absent = [*([] if gelu else ['static']), *([] if rotating else ['rotary', 'q_weight', 'k_weight'])]
     constants = {'PROGRAMS': 132, 'M': tiles.m, 'N': tiles.n, 'K': tiles.k, 'GROUP': linear_hopper.GROUP, 'GELU': gelu,
                  'NATIVE': True, 'SPECIALISED': specialised, **dict.fromkeys(absent)}

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from worldmodel_ros.kernels import rows
 from worldmodel_ros.kernels.cross_attention import cross_attention
+from worldmodel_ros.kernels.flat_attention import Unmerged
 from worldmodel_ros.kernels.flat_write import padded, write_flat
 from worldmodel_ros.kernels.pages import Precision
 from worldmodel_ros.kernels.quantise import read_pages
@@ -130,10 +131,30 @@ def test_parts_of_a_softmax_are_merged_to_the_whole():
 
 def test_rows_of_no_query_are_not_merged():
     arguments = torch.zeros(12, HEADS, DIM), torch.zeros(HEADS, 12), 3
-    with pytest.raises(ValueError, match='3 of them from 2 on'):
-        merge_triton(*arguments, 3, first=2)
+    for function, message in ((merge, '3 of 4 queries from 2 on'), (merge_triton, '3 of them from 2 on')):
+        with pytest.raises(ValueError, match=message):
+            function(*arguments, 3, first=2)
     with pytest.raises(ValueError, match='contiguous rows'):
         merge_triton(*arguments, 3, out=torch.zeros(3, HEADS * DIM + 1))
+    for function in (merge, merge_triton):
+        with pytest.raises(ValueError, match='rounded'):
+            function(*arguments, 3, fp8=True, out=torch.zeros(3, HEADS * DIM))
+
+
+@pytest.mark.parametrize('splits', [1, 3])
+@pytest.mark.parametrize('tokens, count', [(5, 4), (6, 4), (100, 3), (32, 2)])
+def test_each_process_gets_its_rows_of_attention_in_parts(tokens, count, splits):
+    rows, each = padded(tokens), -(-tokens // count)
+    parts = Unmerged(random_tensor(generator(1), splits * rows, HEADS, DIM), random_tensor(generator(2), HEADS, splits * rows),
+                     splits)
+    whole = parts.parts[:tokens].flatten(1) if splits == 1 else merge(parts.parts, parts.lse, splits, tokens)
+    place = torch.zeros(tokens, count, HEADS * DIM)
+    for rank in range(count):
+        first = min(rank * each, tokens)
+        own = min(each, tokens - first)  # of the last one perhaps none
+        torch.testing.assert_close(parts.rows(first, own), whole[first:first + own])
+        parts.rows(first, own, out=place[first:first + own, rank])
+        torch.testing.assert_close(place[first:first + own, rank], whole[first:first + own])
 
 
 def test_keys_are_split_where_processors_would_idle():

@@ -113,6 +113,13 @@ class TestFourProcessesThatShareTheFrames:
             assert np.abs(expected[2]).mean() > 0.1
             assert_same(answers(driven(four, frames)), expected, 1e-5)
 
+    def test_a_last_step_goes_on_from_what_each_of_them_has_left_on_its_device(self, folder, four, monkeypatch):
+        expected, names, launch = answers(driven(load(str(folder), 'torch'), images(11))), [], four.backend.passes._launch
+        monkeypatch.setattr(four.backend.passes, '_prepare', True)  # as on GPUs
+        monkeypatch.setattr(four.backend.passes, '_launch', lambda key, *rest: (names.append(key[0]), launch(key, *rest))[1])
+        assert_same(answers(driven(four, images(11))), expected, 1e-5)
+        assert names.count('prepare') == names.count('finish') > 1 and 'approach' not in names
+
     def test_a_session_of_one_process_goes_on_in_them_and_back(self, folder, four, tmp_path):
         single, frames = load(str(folder), 'torch'), images(7)
         session = driven(single, frames)

@@ -113,12 +113,12 @@ def test_a_step_prepares_the_next_one_unless_another_chunk_comes_between(model, 
 
     def interrupted(*inputs):
         outputs = denoise(*inputs)
-        if between and names == ['approach']:
+        if between and names == ['prepare']:
             other.imagine(CHUNK, steps=2)
         return outputs
     tiles._launch, tiles.denoise, tiles._prepare = noted, interrupted, True
     found = session.imagine(CHUNK).latents
-    assert names == (['approach', 'approach', 'finish', 'denoise'] if between else ['approach', 'finish'])
+    assert names == (['prepare', 'prepare', 'finish', 'denoise'] if between else ['prepare', 'finish'])
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)
     names.clear()
     session.imagine(CHUNK, steps=1)

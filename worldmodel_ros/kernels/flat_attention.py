@@ -63,8 +63,8 @@ class Unmerged:
     splits: int = 1
 
     def rows(self, first: int, count: int, fp8: bool = False, out: Tensor | None = None) -> Tensor | Rounded:
-        """Return the results (count, H * D) of ``count`` queries from the ``first`` on, written to ``out`` if given; with
-        ``fp8``, if parts are merged anyway, rounded rows, as ``splits.merge`` does."""
+        """Return the results (count, H * D) of ``count`` queries from the ``first`` on; with ``fp8``, if parts are merged
+        anyway, rounded rows, as ``splits.merge`` does, else written to ``out`` if given."""
         if self.splits == 1:
             rows = self.parts[first:first + count].flatten(1)
             return rows if out is None else out.copy_(rows)

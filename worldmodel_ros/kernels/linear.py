@@ -8,9 +8,9 @@ from torch.nn import functional as F
 from .attention import rotate_qk
 from .rows import Rounded, row_kernels
 
-# Depth over columns from which on the Triton product is faster on Hopper, for so many rows or more, or so few or less
+# Depth over columns from which on the Triton product is faster on Hopper, with FULL rows or more, or few
 # (benchmarks/fp8.py; benchmarks/results/fp8_few_rows_h200.json).
-DEEP, FULL, FEW = 4, 1024, 256
+DEEP, FULL = 4, 1024
 GELU_ROWS = 512  # rows from which the product computes GELU: cuBLASLt has fewer such kernels, and GELU of few rows is quick
 
 
@@ -29,14 +29,15 @@ def fp8_linear(x: Rounded, weight: Tensor, weight_scale: Tensor, bias: Tensor | 
 
     GPUs that multiply FP8 (compute capability 8.9 and up) use torch's library, which needs K and N to be multiples of 16,
     bfloat16 for bias and ``dtype``, and on Hopper accumulates with 14 bits: about what rounding to bfloat16 costs. There a deep
-    product (the MLP's second) is faster by ``linear_hopper``: 3 to 6 % for many rows, 16 to 20 % for 128 or 256. Elsewhere
+    product (the MLP's second) is faster by ``linear_hopper``: 3 to 6 % for many rows, 16 to 21 % for 128 or 256. Elsewhere
     the definition is used, which shows the accuracy, not the speed.
     """
     values, scale = x
     if values.is_cuda and dtype is torch.bfloat16 and torch.cuda.get_device_capability(values.device) >= (8, 9):
-        if values.shape[1] >= DEEP * len(weight) and not FEW < len(values) < FULL and out is None:
+        if values.shape[1] >= DEEP * len(weight) and out is None:
             from . import linear_hopper
-            if linear_hopper.supports(values):
+            fast = len(values) >= FULL or 0 < len(values) <= linear_hopper.FEW_ROWS
+            if fast and linear_hopper.supports(values):
                 return linear_hopper.fp8_linear_hopper(x, weight, weight_scale, bias)
         return torch._scaled_mm(values, weight.t(), scale_a=scale, scale_b=weight_scale, bias=bias, out_dtype=dtype,
                                 use_fast_accum=True, **({} if out is None else {'out': out}))

@@ -41,8 +41,8 @@ class Tiles:
 
 
 DEFAULT, SPECIALISED = Tiles(), Tiles(warps=4, specialised=True)
-# For so few rows, or twice as many without an epilogue, that there are fewer tiles than multiprocessors.
-FEW_ROWS = 128
+# Up to so many rows, or half as many with an epilogue, a width of 3,072 has fewer tiles than there are multiprocessors.
+FEW_ROWS = 256
 FEW, FEW_GELU, FEW_ROTATE = Tiles(64, 128, stages=5, warps=4), Tiles(n=128, stages=4), Tiles(64, stages=4, warps=4)
 GROUP = 8  # tiles of rows that take the same columns in turn, so that these stay in the second-level cache
 
@@ -56,7 +56,7 @@ def fp8_linear_hopper(x: Rounded, weight: Tensor, weight_scale: Tensor, bias: Te
                       tiles: Tiles | None = None) -> Tensor:
     """``linear.fp8_linear`` in bfloat16; K and N multiples of 16."""
     values = x[0]
-    tiles = tiles or (FEW if len(values) <= 2 * FEW_ROWS else DEFAULT)
+    tiles = tiles or (FEW if len(values) <= FEW_ROWS else DEFAULT)
     out = torch.empty((len(values), len(weight)), dtype=torch.bfloat16, device=values.device)
     _launch(x, weight, weight_scale, bias, out, tiles)
     return out
@@ -69,7 +69,7 @@ def fp8_linear_gelu_hopper(x: Rounded, weight: Tensor, weight_scale: Tensor, bia
     Non-finite results become NaN in e4m3 here, not in the scales, which are the given ones.
     """
     values = x[0]
-    tiles = tiles or (FEW_GELU if len(values) <= FEW_ROWS else DEFAULT)
+    tiles = tiles or (FEW_GELU if len(values) <= FEW_ROWS // 2 else DEFAULT)
     out = torch.empty((len(values), len(weight)), dtype=torch.float8_e4m3fn, device=values.device)
     static = static.expand(len(values), 1).contiguous()
     _launch(x, weight, weight_scale, bias, out, tiles, static=static)
@@ -81,7 +81,7 @@ def fp8_linear_rotate_hopper(x: Rounded, weight: Tensor, weight_scale: Tensor, b
     """``linear.fp8_linear_rotate`` in bfloat16; K a multiple of 16, an even number of heads half as wide as a tile, rotary
     and weights contiguous."""
     dim, rows = 2 * rotary.shape[2], len(x[0])
-    tiles = tiles or (FEW_ROTATE if rows <= FEW_ROWS else DEFAULT)
+    tiles = tiles or (FEW_ROTATE if rows <= FEW_ROWS // 2 else DEFAULT)
     if tiles.n != 2 * dim or len(weight) % (3 * tiles.n) or rotary.shape[1] != rows or not rotary.is_contiguous():
         raise ValueError(f'{len(weight)} columns and rotary {tuple(rotary.shape)} with strides {rotary.stride()}: '
                          f'heads must be {tiles.n // 2} wide, an even number, and rotary contiguous, of {rows} rows')

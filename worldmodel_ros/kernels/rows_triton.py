@@ -33,6 +33,8 @@ def modulate_rows(x: Tensor, shift: Tensor, scale: Tensor, added: tuple[Tensor, 
     rows, width = x.shape
     y, gate = (None, None) if added is None else added
     _check((x, y, film), (shift, scale, gate))
+    if film is not None and film.shape != (rows, 2 * width):
+        raise ValueError(f'film {tuple(film.shape)} must be {(rows, 2 * width)}: a factor and an addend for each of x')
     total = x if y is None and film is None else torch.empty_like(x)
     out, scales = results(x, fp8, dtype)
     ahead = None if bound is None else torch.empty((rows, 1), dtype=torch.float32, device=x.device)

@@ -10,8 +10,10 @@ from .rows import Rounded, quantise_rows
 def merge(parts: Tensor, lse: Tensor, splits: int, tokens: int, fp8: bool = False, first: int = 0, out: Tensor | None = None
           ) -> Tensor | Rounded:
     """Merge parts (splits * R, H, D), results for the same R queries, by the base-2 logarithms of their sums, float32
-    (H, splits * R), to (tokens, H * D) for ``tokens`` queries from the ``first`` on, in parts' type, written to ``out`` if
-    given; with ``fp8``, ``rows.quantise_rows`` of that."""
+    (H, splits * R), to (tokens, H * D) for ``tokens`` queries from the ``first`` on, in parts' type; with ``fp8``,
+    ``rows.quantise_rows`` of that, else written to ``out`` if given."""
+    if (out is not None and fp8) or not 0 <= first <= first + tokens <= len(parts) // splits:
+        raise ValueError(f'{tokens} of {len(parts) // splits} queries from {first} on: rounded rows take no out')
     weights = torch.softmax(lse.unflatten(1, (splits, -1)) * 0.6931471805599453, 1)  # (H, splits, R)
     whole = (parts.float().unflatten(0, (splits, -1)) * weights.permute(1, 2, 0)[..., None]).sum(0)
     whole = whole[first:first + tokens].flatten(1)

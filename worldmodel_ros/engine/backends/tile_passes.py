@@ -54,7 +54,8 @@ class TilePasses:
                 and prepared[3:] == (row, np.float32(tau)):  # no other chunk came between
             moved, features = self._launch(('finish', storages), partial(self.finish_pass, storages), [])
             return moved[0], features[0]
-        network, run = ('denoise', self.denoise_pass) if last else ('approach', self.approach_pass)
+        network, run = ('denoise', self.denoise_pass) if last else \
+            ('prepare', self.prepare_pass) if self._prepare else ('approach', self.approach_pass)
         inputs = z, np.float32(tau), np.float32(rate), np.int64(row), actions, *self._arrays(window.of_chunk, window.heading)
         outputs = self._launch((network, storages), partial(run, storages), [[each] for each in inputs])
         if last:
@@ -67,6 +68,7 @@ class TilePasses:
     def forget(self) -> None:
         """Prepare the next step again: what was prepared may be lost."""
         self._prepared = None
+        self._given.clear()
 
     def commit(self, latents: np.ndarray | Tensor, actions: np.ndarray, window: TileWindow,
                places: tuple[np.ndarray, np.ndarray]) -> Tensor:
@@ -89,17 +91,20 @@ class TilePasses:
     def approach_pass(self, storages: Storages, z: Tensor, tau: Tensor, rate: Tensor, row: Tensor, actions: Tensor,
                       *pages: Tensor) -> tuple[Tensor]:
         """Run a step that is not the last one."""
-        levels = [tau, tau + rate * (1.0 - tau)][:2 if self._prepare else 1]
-        modulated, *ahead = self.modulated(self._conditions(levels, row, actions))
-        clean, _ = self._clean(storages, z, actions, pages, modulated)
-        moved = z + (clean - z) * rate[:, None, None, None, None]
-        for next_one in ahead:
-            if self._ahead is None:  # in a call before the one that is captured
-                self._ahead = torch.empty_like(next_one.cond), torch.stack(list(next_one.layers)), torch.empty_like(z)
-            self._ahead[0].copy_(next_one.cond)
-            torch.stack(list(next_one.layers), out=self._ahead[1])
-            self._ahead[2].copy_(moved)
-            self._given[storages] = actions, pages
+        modulated, = self.modulated(self._conditions([tau], row, actions))
+        return (self._moved(storages, z, rate, actions, pages, modulated),)
+
+    def prepare_pass(self, storages: Storages, z: Tensor, tau: Tensor, rate: Tensor, row: Tensor, actions: Tensor,
+                     *pages: Tensor) -> tuple[Tensor]:
+        """Run a step that is not the last one, and leave on the device what ``finish_pass`` reads."""
+        modulated, following = self.modulated(self._conditions([tau, tau + rate * (1.0 - tau)], row, actions))
+        moved = self._moved(storages, z, rate, actions, pages, modulated)
+        if self._ahead is None:  # in a call before the one that is captured
+            self._ahead = torch.empty_like(following.cond), torch.stack(list(following.layers)), torch.empty_like(z)
+        self._ahead[0].copy_(following.cond)
+        torch.stack(list(following.layers), out=self._ahead[1])
+        self._ahead[2].copy_(moved)
+        self._given[storages] = actions, pages
         return (moved,)
 
     def finish_pass(self, storages: Storages) -> tuple[Tensor, ...]:
@@ -131,6 +136,12 @@ class TilePasses:
         """Return the condition (1, T, D) for each level of noise (1,), that of all frames, under actions (1, T, A)."""
         shape = len(levels), actions.shape[1]
         return self.dit.condition(torch.cat(levels)[:, None].expand(shape), row[:, None].expand(shape), actions).split(1)
+
+    def _moved(self, storages: Storages, z: Tensor, rate: Tensor, actions: Tensor, pages: Sequence[Tensor],
+               modulated: Modulated) -> Tensor:
+        """Return z moved by the share ``rate`` of its way to the clean latents."""
+        clean, _ = self._clean(storages, z, actions, pages, modulated)
+        return z + (clean - z) * rate[:, None, None, None, None]
 
     def _clean(self, storages: Storages, z: Tensor, actions: Tensor, pages: Sequence[Tensor], modulated: Modulated
                ) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from worldmodel_ros.model.parallel.tiles import pass_over_tiles
 from worldmodel_ros.model.tile_attention import PagedTiles
 from worldmodel_ros.model.world_model import WorldModel
 
-PASSES = ('commit', 'approach', 'denoise', 'finish')
+PASSES = ('commit', 'approach', 'prepare', 'denoise', 'finish')
 
 
 class DividedPasses(TilePasses):

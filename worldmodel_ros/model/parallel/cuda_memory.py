@@ -12,7 +12,7 @@ from torch import Tensor
 from ...kernels.cuda_calls import DeviceMemory, done
 from .flags_triton import await_flags, set_flags
 
-MESSAGES = -2  # stream priority; lower numbers go first
+MESSAGES = -2  # stream priority, before that of products; lower numbers go first
 
 
 class CudaMemory:
@@ -26,7 +26,7 @@ class CudaMemory:
         self._address, self._mapped = done(runtime.cudaMalloc(size)), [0] * count
         self.own = torch.as_tensor(DeviceMemory(self._address, size, '|u1'), device=device).zero_()
         self._words, self._stop = self.own.view(torch.int32), torch.zeros(1, dtype=torch.int32, pin_memory=True)
-        # Above all other streams: kernels for flags take no room, and must not wait for that of a product's.
+        # A flag's kernel is one warp, and should not wait until a product leaves a multiprocessor.
         self._streams = {peer: torch.cuda.Stream(device, priority=MESSAGES) for peer in range(count) if peer != rank}
         self._within: Any = None  # the context of one of them, while it is the current one
         torch.cuda.synchronize(device)
