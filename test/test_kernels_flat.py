@@ -131,14 +131,16 @@ def test_parts_of_a_softmax_are_merged_to_the_whole():
 
 def test_rows_of_no_query_are_not_merged():
     arguments = torch.zeros(12, HEADS, DIM), torch.zeros(HEADS, 12), 3
-    for function, message in ((merge, '3 of 4 queries from 2 on'), (merge_triton, '3 of them from 2 on')):
-        with pytest.raises(ValueError, match=message):
-            function(*arguments, 3, first=2)
-    with pytest.raises(ValueError, match='contiguous rows'):
-        merge_triton(*arguments, 3, out=torch.zeros(3, HEADS * DIM + 1))
     for function in (merge, merge_triton):
+        with pytest.raises(ValueError, match='4 queries, not 3 from 2 on'):
+            function(*arguments, 3, first=2)
+        for out in (torch.zeros(3, HEADS * DIM + 1), torch.zeros(3, HEADS * DIM, dtype=torch.bfloat16)):
+            with pytest.raises(ValueError, match='must be torch.float32'):
+                function(*arguments, 3, out=out)
         with pytest.raises(ValueError, match='rounded'):
             function(*arguments, 3, fp8=True, out=torch.zeros(3, HEADS * DIM))
+    with pytest.raises(ValueError, match='rows of out must be contiguous'):
+        merge_triton(*arguments, 3, out=torch.zeros(HEADS * DIM, 3).mT)
 
 
 @pytest.mark.parametrize('splits', [1, 3])

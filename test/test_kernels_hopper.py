@@ -40,7 +40,7 @@ def test_it_compiles_to_asynchronous_products_within_the_memory_of_an_sm(kernels
 
 @pytest.mark.parametrize('variant', VARIANTS | PAGES)
 def test_its_loops_or_its_page_fit_into_the_registers(kernels, variant):
-    # Bytes of a thread; a few beside the loop cost nothing, and more cost less than a tile of 128 rows that are not there.
+    # Bytes of a thread; a few outside the loop cost nothing, and more cost less than a tile of 128 rows that are not there.
     assert kernels[variant]['spilled'] <= (256 if variant == 'product of few rows, rotated' else 64)
 
 

@@ -476,6 +476,40 @@ def test_messages_are_rounded_by_the_kernels_as_they_are_defined(dtype):
         assert torch.equal(whole[:, 1:], rounding.decode(message, (3, 5, 16), dtype)) and not whole[:, 0].any()
 
 
+def mailboxes(count):
+    """What threads in place of processes send to each other."""
+    return {(one, other): queue.Queue() for one in range(count) for other in range(count)}
+
+
+class LinkOfThreads:
+    """In place of ``Link``."""
+
+    def __init__(self, rank, count, between):
+        self.rank, self.count, self.order, self._between = rank, count, [], between
+
+    turns = Link.turns
+
+    def exchange(self, size, joined=1):
+        self.whole = torch.empty(joined, self.count, size // joined, dtype=torch.uint8)
+        return self
+
+    def swap(self, sent, to, source):
+        self.order.append(to)
+        self._between[self.rank, to].put(sent.clone())
+
+    def wait(self):
+        for _, source in self.turns():
+            self.whole[:, source] = self._between[source, self.rank].get(timeout=30.0).view(len(self.whole), -1)
+
+    def all_to_all(self, rows):
+        for to in range(self.count):
+            self._between[self.rank, to].put(rows[to])
+        return torch.stack([self._between[source, self.rank].get(timeout=30.0) for source in range(self.count)])[None]
+
+    def all_gather(self, x):
+        return self.all_to_all([x] * self.count)[0]
+
+
 @pytest.mark.parametrize('rounded', [False, True])
 def test_products_for_other_processes_come_first_and_all_have_those_of_their_heads(rounded):
     count, tokens, head_dim, parts, width = 3, 5, 16, 3, 8
@@ -483,31 +517,11 @@ def test_products_for_other_processes_come_first_and_all_have_those_of_their_hea
     linear = nn.Linear(width, parts * count * 2 * head_dim).requires_grad_(False)
     rows = torch.randn(count, tokens, width, generator=generator)
     wanted = linear(rows).unflatten(-1, (parts, count, -1))
-    between = {(one, other): queue.Queue() for one in range(count) for other in range(count)}
-
-    class Threads:
-        """In place of ``Link``."""
-
-        def __init__(self, rank):
-            self.rank, self.count, self.order = rank, count, []
-
-        turns = Link.turns
-
-        def exchange(self, size, joined=1):
-            self.whole = torch.empty(joined, count, size // joined, dtype=torch.uint8)
-            return self
-
-        def swap(self, sent, to, source):
-            self.order.append(to)
-            between[self.rank, to].put(sent.clone())
-
-        def wait(self):
-            for _, source in self.turns():
-                self.whole[:, source] = between[source, self.rank].get(timeout=30.0).view(len(self.whole), -1)
+    between = mailboxes(count)
 
     @torch.inference_mode()
     def exchanged(rank):
-        link = Threads(rank)
+        link = LinkOfThreads(rank, count, between)
         group, order = SequenceParallel(link, rounded), link.order
         exchange = group.exchange_products
 
@@ -535,26 +549,10 @@ def test_modulations_of_two_passes_are_each_layers_own(frames):
     count, width, generator = 2, 8, torch.Generator().manual_seed(0)
     linears = [nn.Linear(width, 6 * width).requires_grad_(False) for _ in range(3)]
     conditions = torch.randn(2, 1, frames, width, generator=generator).unbind()
-    sent, barrier = [None] * count, threading.Barrier(count, timeout=30.0)
-
-    class Threads:
-        """In place of ``Link``."""
-
-        def __init__(self, rank):
-            self.rank, self.count = rank, count
-
-        def all_gather(self, x):
-            sent[self.rank] = x
-            barrier.wait()
-            found = torch.stack(sent)
-            barrier.wait()
-            return found
-
-        def all_to_all(self, rows):
-            return self.all_gather(rows)[None, :, self.rank]
+    between = mailboxes(count)
 
     def shared(rank):
-        return SharedModulations(linears, SequenceParallel(Threads(rank)))(conditions)
+        return SharedModulations(linears, SequenceParallel(LinkOfThreads(rank, count, between)))(conditions)
     with ThreadPoolExecutor(count) as threads:
         found = list(threads.map(shared, range(count)))
     for at, cond in enumerate(conditions):

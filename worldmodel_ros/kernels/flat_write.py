@@ -60,8 +60,8 @@ def check(pool: Pool, pages: Tensor, slabs: int, qkv: Tensor, rms: Tensor | None
     """Raise ValueError for shapes that do not fit one another; ``rms`` None: not known yet."""
     if qkv.shape[1:] != (3, pool.heads, pool.head_dim) or (rms is not None and rms.shape != (2, len(qkv))) \
             or rotary.shape != (2, len(qkv), pool.head_dim // 2):
-        told = None if rms is None else tuple(rms.shape)
-        raise ValueError(f'qkv {tuple(qkv.shape)}, rms {told} and rotary {tuple(rotary.shape)} must be '
+        given = None if rms is None else tuple(rms.shape)
+        raise ValueError(f'qkv {tuple(qkv.shape)}, rms {given} and rotary {tuple(rotary.shape)} must be '
                          f'(N, 3, {pool.heads}, {pool.head_dim}), (2, N) and (2, N, {pool.head_dim // 2})')
     if slabs < 1 or len(qkv) % slabs or len(pages) != slabs * -(-len(qkv) // slabs // pool.page_tokens):
         raise ValueError(f'{len(qkv)} tokens in {slabs} slabs do not fill {len(pages)} pages of {pool.page_tokens}')

@@ -12,14 +12,25 @@ def merge(parts: Tensor, lse: Tensor, splits: int, tokens: int, fp8: bool = Fals
     """Merge parts (splits * R, H, D), results for the same R queries, by the base-2 logarithms of their sums, float32
     (H, splits * R), to (tokens, H * D) for ``tokens`` queries from the ``first`` on, in parts' type; with ``fp8``,
     ``rows.quantise_rows`` of that, else written to ``out`` if given."""
-    if (out is not None and fp8) or not 0 <= first <= first + tokens <= len(parts) // splits:
-        raise ValueError(f'{tokens} of {len(parts) // splits} queries from {first} on: rounded rows take no out')
+    check(parts, lse, splits, tokens, fp8, first, out)
     weights = torch.softmax(lse.unflatten(1, (splits, -1)) * 0.6931471805599453, 1)  # (H, splits, R)
     whole = (parts.float().unflatten(0, (splits, -1)) * weights.permute(1, 2, 0)[..., None]).sum(0)
     whole = whole[first:first + tokens].flatten(1)
     if fp8:
         return quantise_rows(whole)
     return whole.to(parts.dtype) if out is None else out.copy_(whole)
+
+
+def check(parts: Tensor, lse: Tensor, splits: int, tokens: int, fp8: bool, first: int, out: Tensor | None) -> None:
+    """Raise ValueError for what ``merge`` does not take."""
+    rows, heads, dim = parts.shape
+    if lse.shape != (heads, rows) or rows % splits:
+        raise ValueError(f'parts {tuple(parts.shape)} and lse {tuple(lse.shape)} must be of {splits} times as many rows')
+    if not 0 <= first <= first + tokens <= rows // splits:
+        raise ValueError(f'there are {rows // splits} queries, not {tokens} from {first} on')
+    if out is not None and (fp8 or out.shape != (tokens, heads * dim) or out.dtype != parts.dtype):
+        raise ValueError(f'out {out.dtype} {tuple(out.shape)} must be {parts.dtype} {(tokens, heads * dim)}, and not for '
+                         f'rounded rows')
 
 
 def splits_for(items: int, processors: int, most: int = 4) -> int:

@@ -10,6 +10,7 @@ from .pools_triton import as_bytes
 from .quantise import FP8_MAX
 from .rows import Rounded
 from .rows_triton import blocks, results, store_row, warps
+from .splits import check
 
 
 def merge_triton(parts: Tensor, lse: Tensor, splits: int, tokens: int, fp8: bool = False, first: int = 0,
@@ -17,16 +18,12 @@ def merge_triton(parts: Tensor, lse: Tensor, splits: int, tokens: int, fp8: bool
     """As ``splits.merge``, for parts and lse contiguous, and ``out`` with contiguous rows."""
     rows, heads, dim = parts.shape
     width = heads * dim
-    if not parts.is_contiguous() or not lse.is_contiguous() or lse.shape != (heads, rows) or rows % splits \
-            or not 0 <= first <= first + tokens <= rows // splits:
-        raise ValueError(f'parts {tuple(parts.shape)} and lse {tuple(lse.shape)} must be contiguous, of {splits} times as '
-                         f'many rows, {tokens} of them from {first} on')
+    check(parts, lse, splits, tokens, fp8, first, out)
+    if not parts.is_contiguous() or not lse.is_contiguous() or (out is not None and out.stride(1) != 1):
+        raise ValueError('parts, lse and the rows of out must be contiguous')
     scales = None
     if out is None:
         out, scales = results(parts.view(rows, width)[:tokens], fp8)
-    elif fp8 or out.shape != (tokens, width) or out.dtype != parts.dtype or out.stride(1) != 1:
-        raise ValueError(f'out {out.dtype} {tuple(out.shape)} with strides {out.stride()} must be {parts.dtype} '
-                         f'{(tokens, width)} with contiguous rows, not to be rounded')
     _merge[(tokens,)](parts, lse, as_bytes(out), scales, rows, rows // splits, first, out.stride(0), SPLITS=splits,
                       WIDTH=width, D=dim, **blocks(width), LIMIT=FP8_MAX, NATIVE=native_e4m3(parts.device),
                       num_warps=warps(width))

@@ -52,18 +52,15 @@ class TilePasses:
         prepared, self._prepared = self._prepared, None
         if last and prepared and all(one is other for one, other in zip(prepared, (z, actions, window))) \
                 and prepared[3:] == (row, np.float32(tau)):  # no other chunk came between
-            moved, features = self._launch(('finish', storages), partial(self.finish_pass, storages), [])
+            moved, features = self._queue('finish', storages)
             return moved[0], features[0]
-        network, run = ('denoise', self.denoise_pass) if last else \
-            ('prepare', self.prepare_pass) if self._prepare else ('approach', self.approach_pass)
-        inputs = z, np.float32(tau), np.float32(rate), np.int64(row), actions, *self._arrays(window.of_chunk, window.heading)
-        outputs = self._launch((network, storages), partial(run, storages), [[each] for each in inputs])
-        if last:
-            return outputs[0][0], outputs[1][0]
-        if self._prepare:
-            self._prepared = outputs[0][0], actions, window, row, np.float32(tau + rate * (1.0 - tau))
-            return self._prepared[0], None
-        return outputs[0][0], None
+        network = 'denoise' if last else 'prepare' if self._prepare else 'approach'
+        moved, *features = self._queue(network, storages, z, np.float32(tau), np.float32(rate), np.int64(row), actions,
+                                       *self._arrays(window.of_chunk, window.heading))
+        moved = moved[0]
+        if network == 'prepare':
+            self._prepared = moved, actions, window, row, np.float32(tau + rate * (1.0 - tau))
+        return moved, features[0][0] if last else None
 
     def forget(self) -> None:
         """Prepare the next step again: what was prepared may be lost."""
@@ -75,12 +72,16 @@ class TilePasses:
         """Return features (T, P, D), float32. A block over several slabs is passed slab by slab."""
         features, heading = [], window.heading
         for part, pages in window.of_commit(places[0]):
-            inputs = latents[part], actions[part], *self._arrays(pages, heading)
-            features.append(self._launch(('commit', window.storages), partial(self.commit_pass, window.storages),
-                                         [[each] for each in inputs])[0][0])
+            found, = self._queue('commit', window.storages, latents[part], actions[part], *self._arrays(pages, heading))
+            features.append(found[0])
             if self.preset.heading_pairs:
                 heading = heading_after(self.preset, heading, actions[part])
         return features[0] if len(features) == 1 else torch.cat(features)
+
+    def _queue(self, network: str, storages: Storages, *inputs: np.ndarray | Tensor) -> tuple[Tensor, ...]:
+        """Launch a pass of one session; return its results, a batch of one each."""
+        run = partial(getattr(self, f'{network}_pass'), storages)
+        return self._launch((network, storages), run, [[each] for each in inputs])
 
     def denoise_pass(self, storages: Storages, z: Tensor, tau: Tensor, rate: Tensor, row: Tensor, actions: Tensor,
                      *pages: Tensor) -> tuple[Tensor, ...]:
