@@ -536,12 +536,14 @@ def test_products_for_other_processes_come_first_and_all_have_those_of_their_hea
         joined = exchange(lambda to, out: products.shares[to](rows[rank]), found[0], head_dim, joined=True)
         assert joined.shape == (tokens, count, found.shape[2])
         assert torch.allclose(joined.transpose(0, 1), found, atol=1e-6)
-        return found
+        exact = exchange(lambda to, out: products.shares[to](rows[rank]), found[0], head_dim, joined=True, exact=True)
+        return found, exact.transpose(0, 1)
     with ThreadPoolExecutor(count) as pool:
-        for rank, found in enumerate(pool.map(exchanged, range(count))):
+        for rank, (found, exact) in enumerate(pool.map(exchanged, range(count))):
             right = wanted[:, :, :, rank].flatten(2)
             torch.testing.assert_close(found[rank], right[rank])
             assert float((found - right).norm() / right.norm()) < (0.04 if rounded else 1e-6)
+            torch.testing.assert_close(exact, right)
 
 
 @pytest.mark.parametrize('frames', [4, 3])

@@ -95,23 +95,24 @@ class SequenceParallel(Group):
         return joined.reshape(part)
 
     def exchange_products(self, product: Callable[[int, Tensor | None], Tensor], like: Tensor, width: int,
-                          joined: bool = False) -> Tensor:
+                          joined: bool = False, exact: bool = False) -> Tensor:
         """Return what all processes have computed for this one, (count, n, K), or (n, count, K) if ``joined``. ``product``
         computes what a given process is to have, (n, K) for each alike, K a multiple of ``width``; ``like`` has its shape and
         type, on any device. Each part is sent while the next ones are computed; this process's own comes last, and is neither
-        sent nor rounded: ``product`` may write it to its second argument, and return that. The result is valid until the next
-        exchange, and what an earlier one returned only until this call."""
-        sent = []  # must live until it has been sent
-        if self.rounded:
+        sent nor rounded: ``product`` may write it to its second argument, and return that. ``exact``: others' are not rounded
+        either, where there is time to send them as they are. The result is valid until the next exchange, and what an earlier
+        one returned only until this call."""
+        sent, rounded = [], self.rounded and not exact  # what is sent must live until then
+        if rounded:
             exchange = self.link.exchange(rounding.row_bytes(like.numel() // width, width))
         else:
             exchange = self.link.exchange(like.nbytes, len(like) if joined else 1)
         for to, source in self.link.turns():
             part = product(to, None)
-            sent.append(_coding(part).encode(part.view(len(part), 1, -1, width))[0] if self.rounded else
+            sent.append(_coding(part).encode(part.view(len(part), 1, -1, width))[0] if rounded else
                         part.view(-1).view(torch.uint8))
             exchange.swap(sent[-1], to, source)
-        if self.rounded:
+        if rounded:
             whole = part.new_empty((len(part), self.count, *part.shape[1:]) if joined else (self.count, *part.shape))
         elif joined:
             whole = exchange.whole.view(like.dtype)
@@ -122,7 +123,7 @@ class SequenceParallel(Group):
         if own is not places[self.rank]:
             places[self.rank].copy_(own)
         exchange.wait()
-        if self.rounded:
+        if rounded:
             for _, source in self.link.turns():
                 out = places[source].unflatten(-1, (-1, width)).flatten(1, -2)[:, None]
                 _coding(out).decode(exchange.whole[0, source][None], (len(out), *out.shape[2:]), out.dtype, out)

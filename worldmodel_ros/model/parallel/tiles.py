@@ -41,18 +41,19 @@ class DividedTiles:
     def over_tiles(self, layer: int, block: Block, qkv: Tensor) -> Tensor:
         """As in ``TileAttention``, for all processes' tokens and own heads, (count, B, T, P, 3, H / count, d)."""
         whole = qkv.movedim(0, self._axis).flatten(self._axis, self._axis + 1).contiguous()
-        share = self._shares(layer, block, whole)
+        in_parts = self._whole.whole_slabs and self._in_parts(whole)
+        share = self._shares(layer, block, whole, in_parts)
         like = qkv.new_empty(qkv.shape[1:4].numel(), qkv.shape[-2:].numel(), device='meta')
-        attended = self._group.exchange_products(share, like, qkv.shape[-1], joined=True)
+        attended = self._group.exchange_products(share, like, qkv.shape[-1], joined=True, exact=in_parts)
         return attended.reshape(*qkv.shape[1:4], -1)
 
-    def _shares(self, layer: int, block: Block, qkv: Tensor) -> Callable[[int, Tensor | None], Tensor]:
+    def _shares(self, layer: int, block: Block, qkv: Tensor, in_parts: bool) -> Callable[[int, Tensor | None], Tensor]:
         """Return what maps a process's number to the attended (n, H / count * d) of its tokens, and may write it to its second
         argument; qkv has been read by then."""
         count, whole = self._group.count, self._whole
         if whole.whole_slabs:
             q = whole.write(layer, block, qkv)
-            if self._in_parts(qkv):
+            if in_parts:
                 return lambda rank, out: whole.attend(layer, q, rank, count, out)
             attended = cache(partial(whole.attend, layer, q))
         else:
