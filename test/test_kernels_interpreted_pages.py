@@ -21,8 +21,9 @@ def generator(seed):
     return torch.Generator().manual_seed(seed)
 
 
-def written(precision, tokens, dim, quantise_q, fault=None):
-    """Pools and queries of the definition and of the kernel, for three tiles of which one is partial and one empty."""
+def written(precision, tokens, dim, quantise_q, fault=None, rounded=False):
+    """Pools and queries of the definition and of the kernel, for three tiles of which one is partial and one empty; their rows
+    are every other part of a longer pass's rotary. ``rounded``: qkv is given in e4m3."""
     heads, count = 2, tokens - 5
     pool = random_pool(generator(1), precision, 5, heads, tokens, dim)
     pools = pool, copy.deepcopy(pool)
@@ -35,17 +36,25 @@ def written(precision, tokens, dim, quantise_q, fault=None):
     angle = torch.rand((3 * count, dim // 2), generator=generator(3)) * 6.3
     pages = torch.tensor([3, 0, 2], dtype=torch.int32)
     offsets = None if precision.quantised else torch.tensor([0, 3, tokens - 1], dtype=torch.int32)
-    arguments = (pages, counts, qkv, torch.stack([angle.cos(), angle.sin()]), random_tensor(generator(4), dim),
-                 random_tensor(generator(5), dim), offsets, quantise_q)
-    return pools, write_qkv(pools[0], *arguments), write_qkv_triton(pools[1], *arguments), there
+    rotary = torch.stack([angle.cos(), angle.sin()])
+    rotary = torch.cat([torch.full_like(rotary, float('nan')), rotary], 1).chunk(2, 1)[1]
+    arguments = (pages, counts, qkv, rotary, random_tensor(generator(4), dim), random_tensor(generator(5), dim), offsets,
+                 quantise_q)
+    if not rounded:
+        return pools, write_qkv(pools[0], *arguments), write_qkv_triton(pools[1], *arguments), there
+    values, scale = to_e4m3(qkv.float()[..., None, :])
+    more = {'scale': scale, 'dtype': torch.bfloat16}
+    arguments = (*arguments[:2], values[..., 0, :], *arguments[3:])
+    return pools, write_qkv(pools[0], *arguments, **more), write_qkv_triton(pools[1], *arguments, **more), there
 
 
-@pytest.mark.parametrize('quantise_q', [False, True], ids=['', 'fp8 queries'])
+@pytest.mark.parametrize(('quantise_q', 'rounded'), [(False, False), (True, False), (False, True)],
+                         ids=['', 'fp8 queries', 'fp8 qkv'])
 @pytest.mark.parametrize(('precision', 'tokens', 'dim'), [
     (Precision.FP32, 16, 64), (Precision.BF16, 48, 16), (Precision.FP8, 16, 64), (Precision.FP8, 48, 16),
     (Precision.FP4, 32, 32)])
-def test_written_pages_and_queries_are_the_definition_s(precision, tokens, dim, quantise_q):
-    pools, (q, q_scale), (result, result_scale), there = written(precision, tokens, dim, quantise_q)
+def test_written_pages_and_queries_are_the_definition_s(precision, tokens, dim, quantise_q, rounded):
+    pools, (q, q_scale), (result, result_scale), there = written(precision, tokens, dim, quantise_q, rounded=rounded)
     assert result.dtype == q.dtype == (torch.float8_e4m3fn if quantise_q else torch.bfloat16)
     # Sums in another order: now and then a value is rounded to its other neighbour.
     assert relative_error(result.float(), q.float()) < 0.003
@@ -97,9 +106,32 @@ def test_a_fault_of_the_model_is_not_written_as_a_number(precision, fault):
     assert (q.float() * scale[..., None])[2, 0].isfinite().all()
 
 
+@pytest.mark.parametrize('precision', [Precision.BF16, Precision.FP8])
+def test_rounded_rows_are_written_as_the_numbers_that_they_stand_for(precision):
+    rounded, exact = random_pool(generator(1), precision, 2, 2, 16, 32), random_pool(generator(1), precision, 2, 2, 16, 32)
+    values, scale = to_e4m3(random_tensor(generator(2), 32, 3, 2, 1, 32))
+    values = values[..., 0, :]
+    angle = torch.rand((32, 16), generator=generator(3))
+    arguments = torch.stack([angle.cos(), angle.sin()]), *random_tensor(generator(4), 2, 32)
+    pages, counts = torch.tensor([1, 0], dtype=torch.int32), torch.tensor([16, 11], dtype=torch.int32)
+    q, _ = write_qkv(rounded, pages, counts, values, *arguments, scale=scale, dtype=torch.float32)
+    expected, _ = write_qkv(exact, pages, counts, values.float() * scale[..., None], *arguments)
+    assert torch.equal(q, expected) and (q[16:27] != 0.0).any()
+    assert all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in
+               zip(rounded.tensors().values(), exact.tensors().values(), strict=True))
+
+
 def test_writing_refuses_what_the_kernel_cannot_address():
     pool = Pool.allocate(Precision.BF16, 1, 2, 16, 48)
     one = torch.ones(1, dtype=torch.int32)
+    rounded = torch.zeros(16, 3, 2, 48).to(torch.float8_e4m3fn)
+    for scale, dtype in ((None, torch.float32), (torch.ones(16, 6), torch.float32), (torch.ones(16, 3, 2), None)):
+        with pytest.raises(ValueError, match='e4m3, and nothing else'):
+            write_qkv_triton(pool, one, one, rounded, torch.zeros(2, 16, 24), *torch.ones(2, 48), scale=scale, dtype=dtype)
+    pool = Pool.allocate(Precision.BF16, 1, 2, 16, 32)
+    with pytest.raises(ValueError, match='half of rotary'):
+        write_qkv_triton(pool, one, one, torch.zeros(16, 3, 2, 32), torch.zeros(2, 16, 32)[..., ::2], *torch.ones(2, 32))
+    pool = Pool.allocate(Precision.BF16, 1, 2, 16, 48)
     with pytest.raises(ValueError, match='power of two'):
         write_qkv_triton(pool, one, one, torch.zeros(16, 3, 2, 48), torch.zeros(2, 16, 24), *torch.ones(2, 48))
 

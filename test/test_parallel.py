@@ -523,13 +523,14 @@ def test_products_for_other_processes_come_first_and_all_have_those_of_their_hea
     def exchanged(rank):
         link = LinkOfThreads(rank, count, between)
         group, order = SequenceParallel(link, rounded), link.order
-        exchange = group.exchange_products
+        exchange, send = group.exchange_products, group.send_products
 
         def noted(product, like, width):
-            return exchange(lambda to, out: (order.append(('product', to)), product(to, out))[1], like, width)
-        group.exchange_products = noted
+            return send(lambda to, out: (order.append(('product', to)), product(to, out))[1], like, width)
+        group.send_products = noted
         products = ExchangedProducts(linear, group, head_dim)
         found = products(rows[rank])
+        group.send_products = send
         others = [(rank + step) % count for step in range(1, count)]
         assert order == [each for other in others for each in (('product', other), other)] + [('product', rank)]
 
@@ -537,6 +538,14 @@ def test_products_for_other_processes_come_first_and_all_have_those_of_their_hea
         assert joined.shape == (tokens, count, found.shape[2])
         assert torch.allclose(joined.transpose(0, 1), found, atol=1e-6)
         exact = exchange(lambda to, out: products.shares[to](rows[rank]), found[0], head_dim, joined=True, exact=True)
+
+        arriving = products.send(rows[rank])
+        assert torch.equal(arriving.own, found[rank])
+        for source, values, scale in arriving.others():
+            assert (values.dtype is torch.float8_e4m3fn) == (scale is not None) == rounded
+            if rounded:
+                values = (values.unflatten(1, (-1, head_dim)).float() * scale[..., None]).flatten(1)
+            assert torch.equal(values, found[source])
         return found, exact.transpose(0, 1)
     with ThreadPoolExecutor(count) as pool:
         for rank, (found, exact) in enumerate(pool.map(exchanged, range(count))):

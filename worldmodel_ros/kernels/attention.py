@@ -60,13 +60,15 @@ def split_attention(q: Tensor, pool: Pool, lists: TileLists, splits: int) -> Ten
 
 
 def write_qkv(pool: Pool, pages: Tensor, counts: Tensor, qkv: Tensor, rotary: Tensor, q_weight: Tensor,
-              k_weight: Tensor, offsets: Tensor | None = None, by_frame: tuple[int, int] | None = None) -> Tensor:
+              k_weight: Tensor, offsets: Tensor | None = None, by_frame: tuple[int, int] | None = None,
+              scale: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """``page_write.write_qkv``; returns the queries alone."""
     if qkv.is_cuda:
         from .page_write_triton import write_qkv_triton as write
     else:
         write = page_write.write_qkv
-    return write(pool, pages, counts, qkv, rotary, q_weight, k_weight, offsets, by_frame=by_frame)[0]
+    return write(pool, pages, counts, qkv, rotary, q_weight, k_weight, offsets, by_frame=by_frame, scale=scale,
+                 dtype=dtype)[0]
 
 
 def rotate_qk(qkv: Tensor, rotary: Tensor, q_weight: Tensor, k_weight: Tensor) -> None:

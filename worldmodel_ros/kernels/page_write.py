@@ -11,7 +11,8 @@ from .quantise import read_pages, to_e4m3, write_pages
 
 def write_qkv(pool: Pool, pages: Tensor, counts: Tensor, qkv: Tensor, rotary: Tensor, q_weight: Tensor,
               k_weight: Tensor, offsets: Tensor | None = None, quantise_q: bool = False, eps: float = 1e-6,
-              by_frame: tuple[int, int] | None = None) -> tuple[Tensor, Tensor | None]:
+              by_frame: tuple[int, int] | None = None, scale: Tensor | None = None, dtype: torch.dtype | None = None
+              ) -> tuple[Tensor, Tensor | None]:
     """Apply QK-norm and rotary embedding, and write the new keys and values of one layer to pages.
 
     qkv (tiles * N, 3, H, D), tile after tile, D contiguous, N of at most T tokens each; or, with ``by_frame``
@@ -20,12 +21,16 @@ def write_qkv(pool: Pool, pages: Tensor, counts: Tensor, qkv: Tensor, rotary: Te
     (int32, 0 to N); they go to page pages[i] (int32, no page twice), from place offsets[i] on (int32, offset and count together
     at most T; 0 if not given, and always for FP8 and FP4, whose scale spans a page). Places before the offset keep what they
     have, those after the new tokens become zero. Queries and keys are normalised (RMSNorm over D with q_weight and k_weight
-    (D,)) and rotated as ``model.dit.rotate`` does, by rotary (2, tiles * N, D / 2) float32, all in float32.
+    (D,)) and rotated as ``model.dit.rotate`` does, by rotary (2, tiles * N, D / 2) float32, all in float32. qkv in e4m3 comes
+    with its ``scale``, float32 (tiles * N, 3, H), and with the queries' ``dtype``.
 
-    Returns the queries (tiles * N, H, D), zero for invalid tokens, in qkv's type and None; with ``quantise_q`` in e4m3, and
-    their scales, float32 (tiles * N, H): the largest magnitude of each token and head is 448.
+    Returns the queries (tiles * N, H, D), zero for invalid tokens, in ``dtype`` or qkv's type, and None; with ``quantise_q`` in
+    e4m3, and their scales, float32 (tiles * N, H): the largest magnitude of each token and head is 448.
     """
-    check(pool, pages, qkv, rotary, offsets, by_frame)
+    check(pool, pages, qkv, rotary, offsets, by_frame, scale, dtype)
+    dtype = dtype or qkv.dtype
+    if scale is not None:
+        qkv = qkv.float() * scale[..., None]
     tiles, tokens = len(pages), len(qkv) // len(pages)
     if by_frame is not None:
         frames, of_frame = by_frame
@@ -47,7 +52,7 @@ def write_qkv(pool: Pool, pages: Tensor, counts: Tensor, qkv: Tensor, rotary: Te
         return new if old is None else torch.where(place < 0, old, new)
     write_pages(pool, pages.long(), page(k, held[0]), page(v, held[1]))
     if not quantise_q:
-        return q.to(qkv.dtype), None
+        return q.to(dtype), None
     q8, scale = to_e4m3(q[:, :, None])
     return q8[:, :, 0], scale
 
@@ -60,7 +65,7 @@ def _rotated(x: Tensor, rotary: Tensor, there: Tensor) -> Tensor:
 
 
 def check(pool: Pool, pages: Tensor, qkv: Tensor, rotary: Tensor, offsets: Tensor | None,
-          by_frame: tuple[int, int] | None = None) -> None:
+          by_frame: tuple[int, int] | None = None, scale: Tensor | None = None, dtype: torch.dtype | None = None) -> None:
     """Raise ValueError for shapes that do not fit one another."""
     tokens = len(qkv) // max(1, len(pages))
     if by_frame is not None and (tokens % by_frame[0] or len(pages) % by_frame[1]):
@@ -71,6 +76,11 @@ def check(pool: Pool, pages: Tensor, qkv: Tensor, rotary: Tensor, offsets: Tenso
                          f'{len(pages)} tiles of N tokens, 1 to {pool.page_tokens}')
     if rotary.shape != (2, len(qkv), pool.head_dim // 2):
         raise ValueError(f'rotary {tuple(rotary.shape)} must be {(2, len(qkv), pool.head_dim // 2)}, as qkv has tokens')
+    if (qkv.dtype is torch.float8_e4m3fn) != (scale is not None) or (scale is not None and (
+            dtype is None or scale.dtype != torch.float32 or scale.shape != qkv.shape[:3])):
+        given = 'no scale' if scale is None else f'a scale {scale.dtype} {tuple(scale.shape)}'
+        raise ValueError(f'qkv {qkv.dtype} {tuple(qkv.shape)} with {given} and dtype {dtype}: e4m3, and nothing else, has a '
+                         f'float32 scale {tuple(qkv.shape[:3])} and a dtype of the queries')
     if offsets is not None and pool.precision.quantised:
         raise ValueError(f'a page in {pool.precision.value} is written as a whole, since its scale spans it: leave out '
                          f'offsets')

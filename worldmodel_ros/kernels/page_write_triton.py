@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .formats_triton import (
-    LIMITS, cast, largest_magnitude, native_e4m3, scale_for, store_quantised, to_e4m3, token_order)
+    LIMITS, cast, from_e4m3, largest_magnitude, native_e4m3, scale_for, store_quantised, to_e4m3, token_order)
 from .page_write import check
 from .pages import Pool, Precision
 from .pools_triton import as_bytes
@@ -24,14 +24,18 @@ STREAM, STREAM_VALUES, PAGE_VALUES = 4096, 16, {Precision.FP8: 64, Precision.FP4
 
 def write_qkv_triton(pool: Pool, pages: Tensor, counts: Tensor, qkv: Tensor, rotary: Tensor, q_weight: Tensor,
                      k_weight: Tensor, offsets: Tensor | None = None, quantise_q: bool = False, eps: float = 1e-6,
-                     by_frame: tuple[int, int] | None = None) -> tuple[Tensor, Tensor | None]:
-    """As ``page_write.write_qkv``, for D a power of two and rotary and weights contiguous."""
-    check(pool, pages, qkv, rotary, offsets, by_frame)
+                     by_frame: tuple[int, int] | None = None, scale: Tensor | None = None,
+                     dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor | None]:
+    """As ``page_write.write_qkv``, for D a power of two, and scale, weights and each half of rotary contiguous."""
+    check(pool, pages, qkv, rotary, offsets, by_frame, scale, dtype)
     heads, dim = pool.heads, pool.head_dim
     if dim & (dim - 1) or qkv.stride(3) != 1:
         raise ValueError(f'qkv {tuple(qkv.shape)} with strides {qkv.stride()}: the last axis must be contiguous and '
                          f'its size a power of two')
-    q = torch.empty((len(qkv), heads, dim), dtype=torch.float8_e4m3fn if quantise_q else qkv.dtype, device=qkv.device)
+    if not rotary[0].is_contiguous() or not (scale is None or scale.is_contiguous()):
+        raise ValueError(f'rotary with strides {rotary.stride()}, and scale: scale must be contiguous, and each half of rotary')
+    dtype = torch.float8_e4m3fn if quantise_q else dtype or qkv.dtype
+    q = torch.empty((len(qkv), heads, dim), dtype=dtype, device=qkv.device)
     q_scale = torch.empty((len(qkv), heads), dtype=torch.float32, device=qkv.device) if quantise_q else None
     tokens = len(qkv) // len(pages)
     frames, of_frame = by_frame or (1, 1)
@@ -40,9 +44,9 @@ def write_qkv_triton(pool: Pool, pages: Tensor, counts: Tensor, qkv: Tensor, rot
     def launch(first: int, parts: int, block: int, values: int) -> None:
         pieces = triton.cdiv(places, block)
         _write[(heads, parts, len(pages) * pieces)](
-            qkv, rotary, q_weight, k_weight, as_bytes(q), q_scale, *map(as_bytes, (pool.k, pool.v)), pool.k_scale,
-            pool.v_scale, pool.k_exponent, pool.v_exponent, pages, counts, offsets, *qkv.stride()[:3], len(qkv), eps,
-            PART=first, PIECES=pieces, BLOCK=block, N=tokens, RUN=tokens // frames, TILES=of_frame,
+            as_bytes(qkv), scale, rotary, q_weight, k_weight, as_bytes(q), q_scale, *map(as_bytes, (pool.k, pool.v)),
+            pool.k_scale, pool.v_scale, pool.k_exponent, pool.v_exponent, pages, counts, offsets, *qkv.stride()[:3],
+            rotary.stride(0), eps, PART=first, PIECES=pieces, BLOCK=block, N=tokens, RUN=tokens // frames, TILES=of_frame,
             T=pool.page_tokens, H=heads, D=dim, LIMIT=LIMITS.get(pool.precision), QUERY_LIMIT=FP8_MAX,
             NATIVE=native_e4m3(qkv.device), num_warps=warps(block * dim, values))
     stream = min(STREAM // dim, places)
@@ -60,8 +64,8 @@ def warps(total: int, each: int) -> int:
 
 
 @triton.jit
-def _write(qkv, rotary, q_weight, k_weight, q, q_scale, k, v, k_scale, v_scale, k_exponent, v_exponent, pages, counts,
-           offsets, token_stride, part_stride, head_stride, tokens, eps, N: tl.constexpr, RUN: tl.constexpr,
+def _write(qkv, scale, rotary, q_weight, k_weight, q, q_scale, k, v, k_scale, v_scale, k_exponent, v_exponent, pages, counts,
+           offsets, token_stride, part_stride, head_stride, sines, eps, N: tl.constexpr, RUN: tl.constexpr,
            TILES: tl.constexpr, T: tl.constexpr, H: tl.constexpr, D: tl.constexpr, PART: tl.constexpr,
            PIECES: tl.constexpr, BLOCK: tl.constexpr, LIMIT: tl.constexpr, QUERY_LIMIT: tl.constexpr,
            NATIVE: tl.constexpr):
@@ -70,7 +74,8 @@ def _write(qkv, rotary, q_weight, k_weight, q, q_scale, k, v, k_scale, v_scale, 
     first = tile // TILES * (TILES * N) + tile % TILES * RUN  # row of the tile's first token
     source = qkv + first * token_stride + part * part_stride + head * head_stride
     angles = rotary + first * (D // 2)
-    sines = tokens * (D // 2)
+    if scale is not None:
+        scale += first * (3 * H) + part * H + head
     count = tl.load(counts + tile)
     unit = tl.load(pages + tile).to(tl.int64) * H + head
     offset = 0
@@ -81,21 +86,22 @@ def _write(qkv, rotary, q_weight, k_weight, q, q_scale, k, v, k_scale, v_scale, 
     inside = (token >= 0) & (token < N)
     if part == 0:
         x = normalised(source, angles, sines, q_weight, _row(place, RUN, TILES), place < N, place < count, token_stride,
-                       eps, D)
+                       eps, D, scale, 3 * H, NATIVE)
         _store_queries(x, q, q_scale, (tile * N + place) * H + head, place < N, QUERY_LIMIT, NATIVE)
     elif part == 1:
         x = normalised(source, angles, sines, k_weight, _row(token, RUN, TILES), inside, token < count, token_stride,
-                       eps, D)
+                       eps, D, scale, 3 * H, NATIVE)
         if LIMIT is None:
             _store_plain(x, k, unit * T + place, (token >= 0) & (place < T))
         else:
             x *= store_scale(x, k_scale + unit, LIMIT)
             store_quantised(x, k, k_exponent, unit * T + place, 0, BLOCK, D, D, NATIVE, place < T)
     elif LIMIT is None:
-        x = _raw(source, _row(token, RUN, TILES), inside, token < count, token_stride, D)
+        x = _raw(source, _row(token, RUN, TILES), inside, token < count, token_stride, D, scale, 3 * H, NATIVE)
         _store_plain(x, v, unit * T + place, (token >= 0) & (place < T))
     else:
-        _values(source, v, v_scale, v_exponent, unit, count, token_stride, N, RUN, TILES, T, D, BLOCK, LIMIT, NATIVE)
+        _values(source, scale, v, v_scale, v_exponent, unit, count, token_stride, 3 * H, N, RUN, TILES, T, D, BLOCK, LIMIT,
+                NATIVE)
 
 
 @triton.jit
@@ -105,8 +111,10 @@ def _row(token, RUN: tl.constexpr, TILES: tl.constexpr):
 
 
 @triton.jit
-def normalised(source, angles, sines, weight, token, inside, there, token_stride, eps, D: tl.constexpr):
-    """Load tokens (BLOCK,) of queries or keys, normalised and rotated, float32 (BLOCK, D); zero where not ``there``.
+def normalised(source, angles, sines, weight, token, inside, there, token_stride, eps, D: tl.constexpr, scale=None,
+               scale_stride=0, NATIVE: tl.constexpr = True):
+    """Load tokens (BLOCK,) of queries or keys, normalised and rotated, float32 (BLOCK, D); zero where not ``there``. ``scale``:
+    of tokens in e4m3.
 
     All tokens ``inside`` memory are read, so that the loads do not wait for what ``there`` is computed from.
     """
@@ -115,8 +123,11 @@ def normalised(source, angles, sines, weight, token, inside, there, token_stride
     d = tl.arange(0, HALF)[None, :]
     mask = inside[:, None]
     row = source + token.to(tl.int64)[:, None] * token_stride + d
-    a = tl.load(row, mask=mask, other=0.0).to(tl.float32)
-    b = tl.load(row + HALF, mask=mask, other=0.0).to(tl.float32)
+    a, b = _loaded(row, mask, scale is not None, NATIVE), _loaded(row + HALF, mask, scale is not None, NATIVE)
+    if scale is not None:
+        each = tl.load(scale + token.to(tl.int64) * scale_stride, mask=inside, other=0.0)[:, None]
+        a *= each
+        b *= each
     norm = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / D + eps)[:, None]
     a *= norm * tl.load(weight + d).to(tl.float32)
     b *= norm * tl.load(weight + HALF + d).to(tl.float32)
@@ -129,11 +140,22 @@ def normalised(source, angles, sines, weight, token, inside, there, token_stride
 
 
 @triton.jit
-def _raw(source, token, inside, there, token_stride, D: tl.constexpr):
+def _loaded(pointer, mask, ROUNDED: tl.constexpr, NATIVE: tl.constexpr):
+    """Load values in float32, zero where not ``mask``: of e4m3, if ``ROUNDED``, without their scale."""
+    if ROUNDED:
+        return from_e4m3(tl.load(pointer, mask=mask, other=0), tl.float32, NATIVE)
+    else:
+        return tl.load(pointer, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _raw(source, token, inside, there, token_stride, D: tl.constexpr, scale, scale_stride, NATIVE: tl.constexpr):
     """Load values of tokens, of any shape, float32 (*shape, D); read and zero as in ``normalised``."""
     at = tl.expand_dims(token.to(tl.int64) * token_stride, -1) + tl.arange(0, D)
-    x = tl.load(source + at, mask=tl.expand_dims(inside, -1), other=0.0)
-    return tl.where(tl.expand_dims(there, -1), x, tl.zeros_like(x)).to(tl.float32)  # x is zero where not inside
+    x = _loaded(source + at, tl.expand_dims(inside, -1), scale is not None, NATIVE)
+    if scale is not None:
+        x *= tl.expand_dims(tl.load(scale + token.to(tl.int64) * scale_stride, mask=inside, other=0.0), -1)
+    return tl.where(tl.expand_dims(there, -1), x, tl.zeros_like(x))  # x is zero where not inside
 
 
 @triton.jit
@@ -164,13 +186,13 @@ def store_scale(x, out, LIMIT: tl.constexpr):
 
 
 @triton.jit
-def _values(source, v, v_scale, v_exponent, unit, count, token_stride, N: tl.constexpr, RUN: tl.constexpr,
-            TILES: tl.constexpr, T: tl.constexpr, D: tl.constexpr, PLACES: tl.constexpr, LIMIT: tl.constexpr,
-            NATIVE: tl.constexpr):
+def _values(source, scale, v, v_scale, v_exponent, unit, count, token_stride, scale_stride, N: tl.constexpr,
+            RUN: tl.constexpr, TILES: tl.constexpr, T: tl.constexpr, D: tl.constexpr, PLACES: tl.constexpr,
+            LIMIT: tl.constexpr, NATIVE: tl.constexpr):
     """Write values to a quantised page, which has a row of T tokens for each of D."""
     # Shaped so that a thread gets four neighbours of a row: they go to the threads that store as one word.
     token = token_order(tl.arange(0, 4)[:, None] + tl.arange(0, PLACES // 4)[None, :] * 4)
-    x = _raw(source, _row(token, RUN, TILES), token < N, token < count, token_stride, D)
+    x = _raw(source, _row(token, RUN, TILES), token < N, token < count, token_stride, D, scale, scale_stride, NATIVE)
     x *= store_scale(x, v_scale + unit, LIMIT)
     x = x.permute(2, 1, 0).reshape(D, PLACES)
     store_quantised(x, v, v_exponent, unit * D + tl.arange(0, D), 0, D, PLACES, T, NATIVE)

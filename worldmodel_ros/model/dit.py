@@ -137,13 +137,14 @@ class Block(nn.Module):
               ) -> tuple[Tensor, State]:
         """Return queries, keys and values (B, T, P, 3, H, d) of x (B, T, P, D) and cond (B, T, D), and the state for ``leave``.
 
-        They are normalised and rotated if rotary (2, B * T * P, d / 2) is given. With ``ExchangedProducts`` they are those of
-        all processes for own heads, (count, B, T, P, 3, H / count, d). ``modulation``: this layer's of cond, if already
-        computed.
+        They are normalised and rotated if rotary (2, B * T * P, d / 2) is given. With ``SentProducts`` they are
+        ``ArrivingProducts``, of own heads. ``modulation``: this layer's of cond, if already computed.
         """
         modulation = self.modulation(cond) if modulation is None else modulation
         shift1, scale1, *state = modulation[:, :, None].chunk(6, -1)
-        qkv = self.qkv(modulate(self.norm1(x), shift1, scale1)).unflatten(-1, (3, -1, self.head_dim))
+        qkv = self.qkv(modulate(self.norm1(x), shift1, scale1))
+        if isinstance(qkv, Tensor):
+            qkv = qkv.unflatten(-1, (3, -1, self.head_dim))
         if rotary is not None:
             rotate_qk(qkv.view(-1, *qkv.shape[3:]), rotary, self.q_norm.weight, self.k_norm.weight)
         return qkv, tuple(state)

@@ -115,11 +115,11 @@ class Fp8Block(Block):
         rotation = None if rotary is None else (rotary, self.q_norm.weight, self.k_norm.weight)
         if self.rotating and rotation is not None:
             qkv = self.qkv(modulated, rotate=rotation)
-        else:
-            qkv = self.qkv(modulated).unflatten(-1, (3, -1, self.head_dim))
+        elif isinstance(qkv := self.qkv(modulated), Tensor):
+            qkv = qkv.unflatten(-1, (3, -1, self.head_dim))
             if rotation is not None:
                 rotate_qk(qkv, *rotation)
-        return qkv.unflatten(-4, x.shape[:3]), (rows, *others)
+        return qkv.unflatten(-4, x.shape[:3]) if isinstance(qkv, Tensor) else qkv, (rows, *others)
 
     def leave(self, x: Tensor | Unsummed, attended: Tensor, state: State) -> Unsummed:
         rows, gate1, shift2, scale2, gate2 = state

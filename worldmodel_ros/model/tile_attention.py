@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -69,7 +70,7 @@ class PagedTiles:
 
     def over_tiles(self, layer: int, block: Block, qkv: Tensor) -> Tensor:
         (groups, frames, tiles, run), (heads, dim) = self.shape, qkv.shape[4:]
-        q = self.write(layer, block, qkv)
+        q = self.write(layer, block, qkv.view(-1, 3, heads, dim))
         if self.whole_slabs:
             return self.attend(layer, q).view(*qkv.shape[:3], heads * dim)
         # An incomplete slab is padded, since the kernels take whole blocks of queries.
@@ -84,21 +85,25 @@ class PagedTiles:
         _, frames, _, run = self.shape
         return frames * run == self.pools[0][0].page_tokens
 
-    def write(self, layer: int, block: Block, qkv: Tensor) -> Tensor:
-        """Write keys and values of qkv (1, T, P, 3, H, d) to own pages; return the queries (T * P, H, d), tile after tile of
-        each group."""
+    def write(self, layer: int, block: Block, qkv: Tensor, part: int = 0, parts: int = 1, scale: Tensor | None = None,
+              dtype: torch.dtype | None = None) -> Tensor:
+        """Write keys and values of qkv (n, 3, H, d) to own pages; return the queries (n, H, d), tile after tile of each group.
+        qkv has all T * P tokens, or those of part number ``part`` of equal ``parts`` of the groups; ``scale`` and ``dtype``: of
+        rounded ones, as in ``page_write.write_qkv``."""
         pools, own, (_, frames, tiles, _) = self.pools[layer], self.own, self.shape
-        return write_qkv(pools[own.tier], own.pages, own.counts, qkv.view(-1, 3, *qkv.shape[4:]), self.rotary,
-                         block.q_norm.weight, block.k_norm.weight, own.offsets, (frames, tiles))
+        pages, counts, offsets = (each if each is None else each.chunk(parts)[part]
+                                  for each in (own.pages, own.counts, own.offsets))
+        return write_qkv(pools[own.tier], pages, counts, qkv, self.rotary.chunk(parts, 1)[part], block.q_norm.weight,
+                         block.k_norm.weight, offsets, (frames, tiles), scale, dtype)
 
     def attend(self, layer: int, q: Tensor, part: int = 0, parts: int = 1, out: Tensor | None = None) -> Tensor:
-        """Map queries from ``write`` to results (T * P / parts, H * d), frame after frame: those of part number ``part`` of
-        equal ``parts`` of the groups, which are whole slabs. They are written to ``out``, if given, and that is returned."""
-        (groups, frames, tiles, _), each = self.shape, len(q) // parts
+        """Map queries from ``write`` to results (n, H * d), frame after frame, where groups are whole slabs; ``part`` and
+        ``parts`` as there. Results are written to ``out``, if given, and that is returned."""
+        groups, frames, tiles, _ = self.shape
         lists = [table.of_tiles(part * groups // parts * tiles, (part + 1) * groups // parts * tiles)
                  for table in self.lists[layer]]
         place = None if out is None else out.unflatten(1, q.shape[1:])
-        found = paged_attention(q[part * each:(part + 1) * each], self.pools[layer], lists, None, (frames, tiles), place)
+        found = paged_attention(q, self.pools[layer], lists, None, (frames, tiles), place)
         return found.flatten(1) if out is None else out
 
 

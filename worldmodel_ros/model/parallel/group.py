@@ -11,7 +11,7 @@ In both, a process holds the cache pages of its own heads.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from types import ModuleType
 
@@ -96,12 +96,17 @@ class SequenceParallel(Group):
 
     def exchange_products(self, product: Callable[[int, Tensor | None], Tensor], like: Tensor, width: int,
                           joined: bool = False, exact: bool = False) -> Tensor:
-        """Return what all processes have computed for this one, (count, n, K), or (n, count, K) if ``joined``. ``product``
-        computes what a given process is to have, (n, K) for each alike, K a multiple of ``width``; ``like`` has its shape and
-        type, on any device. Each part is sent while the next ones are computed; this process's own comes last, and is neither
-        sent nor rounded: ``product`` may write it to its second argument, and return that. ``exact``: others' are not rounded
-        either, where there is time to send them as they are. The result is valid until the next exchange, and what an earlier
-        one returned only until this call."""
+        """``send_products``, and wait for what all processes have computed for this one, (count, n, K), or (n, count, K) if
+        ``joined``. It is valid until the next exchange."""
+        return self.send_products(product, like, width, joined, exact).whole()
+
+    def send_products(self, product: Callable[[int, Tensor | None], Tensor], like: Tensor, width: int,
+                      joined: bool = False, exact: bool = False) -> ArrivingProducts:
+        """Compute what each process is to have, and send it. ``product`` computes that of a given process, (n, K) for each
+        alike, K a multiple of ``width``; ``like`` has its shape and type, on any device. Each part is sent while the next ones
+        are computed; this process's own comes last, and is neither sent nor rounded: ``product`` may write it to its second
+        argument, and return that. ``exact``: others' are not rounded either, where there is time to send them as they are.
+        What an earlier exchange returned is valid only until this call."""
         sent, rounded = [], self.rounded and not exact  # what is sent must live until then
         if rounded:
             exchange = self.link.exchange(rounding.row_bytes(like.numel() // width, width))
@@ -122,12 +127,7 @@ class SequenceParallel(Group):
         own = product(self.rank, places[self.rank])
         if own is not places[self.rank]:
             places[self.rank].copy_(own)
-        exchange.wait()
-        if rounded:
-            for _, source in self.link.turns():
-                out = places[source].unflatten(-1, (-1, width)).flatten(1, -2)[:, None]
-                _coding(out).decode(exchange.whole[0, source][None], (len(out), *out.shape[2:]), out.dtype, out)
-        return whole
+        return ArrivingProducts(self, exchange, whole, places, width if rounded else None, sent)
 
     def send_parts(self, part: Callable[[int], Tensor], like: Tensor) -> Arriving:
         """Send each process its part (n, K), as it is, of what this one has computed; ``like`` has its shape and type, on any
@@ -137,6 +137,38 @@ class SequenceParallel(Group):
             sent.append(part(to).contiguous())
             exchange.swap(sent[-1].view(-1).view(torch.uint8), to, source)
         return Arriving(self, exchange, part(self.rank), sent)
+
+
+class ArrivingProducts:
+    """Of ``SequenceParallel.send_products``: a part (n, K) from each process, ``own`` ones first; the others are still on their
+    way."""
+
+    def __init__(self, group: SequenceParallel, exchange: Exchange, whole: Tensor, places: Sequence[Tensor], width: int | None,
+                 sent: list[Tensor]):
+        self._group, self._exchange, self._whole, self._places = group, exchange, whole, places
+        self._width, self._sent = width, sent  # width: of rounded rows
+        self.own = places[group.rank]
+
+    def others(self) -> Iterator[tuple[int, Tensor, Tensor | None]]:
+        """Wait; yield the number of each other process, and its part as it came: (n, K) and None, or if rounded e4m3, and its
+        scales (n, K / width)."""
+        self._exchange.wait()
+        for _, source in self._group.link.turns():
+            if self._width is None:
+                yield source, self._places[source], None
+            else:
+                shape = (*self._places[source].flatten(0, -2).unflatten(-1, (-1, self._width)).shape,)
+                values, scales = rounding.parts_of(self._exchange.whole[0, source][None], shape)
+                yield source, values[0].flatten(1), scales[0]
+
+    def whole(self) -> Tensor:
+        """Wait; return all parts, (count, n, K), or (n, count, K) if they were to be joined, none rounded any more."""
+        self._exchange.wait()
+        if self._width is not None:
+            for _, source in self._group.link.turns():
+                out = self._places[source].unflatten(-1, (-1, self._width)).flatten(1, -2)[:, None]
+                _coding(out).decode(self._exchange.whole[0, source][None], (len(out), *out.shape[2:]), out.dtype, out)
+        return self._whole
 
 
 class Arriving:
@@ -170,6 +202,10 @@ class ExchangedProducts(nn.Module):
         self.shares = nn.ModuleList(with_outputs(linear, outputs[:, rank].flatten()) for rank in range(group.count))
 
     def forward(self, rows: Tensor | tuple[Tensor, Tensor]) -> Tensor:
+        return self.send(rows).whole()
+
+    def send(self, rows: Tensor | tuple[Tensor, Tensor]) -> ArrivingProducts:
+        """As ``forward``, without waiting."""
         values, first = rows if isinstance(rows, Tensor) else rows[0], self.shares[0]
         like = torch.empty((*values.shape[:-1], first.out_features), device='meta',
                            dtype=first.dtype if isinstance(first, Fp8Linear) else first.weight.dtype)
@@ -182,7 +218,7 @@ class ExchangedProducts(nn.Module):
                 return share(rows)
             torch.addmm(share.bias, rows.flatten(0, -2), share.weight.t(), out=out.flatten(0, -2))
             return out
-        return self._group.exchange_products(product, like, self._head_dim)
+        return self._group.send_products(product, like, self._head_dim)
 
 
 def with_outputs(linear: nn.Module, outputs: Tensor) -> nn.Module:

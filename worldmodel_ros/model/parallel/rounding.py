@@ -5,6 +5,8 @@ distributed values: 2.6 %.
 """
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -32,11 +34,16 @@ def encode(x: Tensor) -> Tensor:
     return torch.cat([*parts, parts[0].new_zeros(len(x), filler)], 1)
 
 
+def parts_of(message: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Return the values of messages uint8 (R, n), e4m3 (R, *shape), and their scales, float32 (R, *shape[:-1]), in place."""
+    count = math.prod(shape)
+    values = message[:, :count].view(torch.float8_e4m3fn).unflatten(1, shape)
+    return values, message[:, count:count + count // shape[-1] * 4].view(torch.float32).unflatten(1, shape[:-1])
+
+
 def decode(message: Tensor, shape: tuple[int, int, int], dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
     """Decode the messages uint8 (R, n) of R processes, of shape (G, C, d) each, to (G, R, C, d) in ``dtype``, written to
     ``out`` if given, where each of the G may be apart from the next."""
-    g, c, d = shape
-    values = message[:, :g * c * d].view(torch.float8_e4m3fn).unflatten(1, shape)
-    scale = message[:, g * c * d:g * c * (d + 4)].view(torch.float32).unflatten(1, (g, c, 1))
-    found = (values.float() * scale).to(dtype).transpose(0, 1)
+    values, scale = parts_of(message, shape)
+    found = (values.float() * scale[..., None]).to(dtype).transpose(0, 1)
     return found if out is None else out.copy_(found)

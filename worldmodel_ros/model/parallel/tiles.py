@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,12 +10,13 @@ from torch.nn import functional as F
 
 from ..dit import Modulated
 from ..tile_attention import QUERY_BLOCK
-from .group import ExchangedProducts, SequenceParallel
+from .group import ArrivingProducts, ExchangedProducts, SequenceParallel
 
 if TYPE_CHECKING:
     from worldmodel_ros.model.dit import Block, DiT
     from worldmodel_ros.model.tile_attention import PagedTiles
 
+Share = Callable[[int, 'Tensor | None'], Tensor]
 FRAMES, TOKENS, HEADS = 1, 2, -2  # axes of x (B, T, P, D), and of attended (B, T, P, H, d)
 
 
@@ -25,12 +25,13 @@ class DividedTiles:
     frame.
 
     Attention beyond these uses own heads over the whole pass: its inputs are exchanged for that (in cache layers by their
-    ``ExchangedProducts``, see ``join``), and its outputs are exchanged back. ``whole`` is the attention of the whole pass, over
+    ``SentProducts``, see ``join``), and its outputs are exchanged back. ``whole`` is the attention of the whole pass, over
     pages of own heads.
     """
 
     def __init__(self, group: SequenceParallel, whole: PagedTiles, frames: int, axis: int):
         self._group, self._whole, self._axis = group, whole, axis
+        self._frames = frames // group.count if axis == FRAMES else frames  # own ones
         # Contiguous, as the kernels read it.
         self.rotary = group.own(whole.rotary.unflatten(1, (frames, -1)), axis).flatten(1, 2).contiguous()
 
@@ -38,46 +39,56 @@ class DividedTiles:
         return self._whole.within_frames(qkv) if self._axis == FRAMES else \
             self._by_heads(qkv, self._whole.within_frames)
 
-    def over_tiles(self, layer: int, block: Block, qkv: Tensor) -> Tensor:
-        """As in ``TileAttention``, for all processes' tokens and own heads, (count, B, T, P, 3, H / count, d)."""
-        whole = qkv.movedim(0, self._axis).flatten(self._axis, self._axis + 1).contiguous()
-        in_parts = self._whole.whole_slabs and self._in_parts(whole)
-        share = self._shares(layer, block, whole, in_parts)
-        like = qkv.new_empty(qkv.shape[1:4].numel(), qkv.shape[-2:].numel(), device='meta')
-        attended = self._group.exchange_products(share, like, qkv.shape[-1], joined=True, exact=in_parts)
-        return attended.reshape(*qkv.shape[1:4], -1)
+    def over_tiles(self, layer: int, block: Block, qkv: ArrivingProducts) -> Tensor:
+        """As in ``TileAttention``, for the products (n, 3 * H / count * d) of all processes' tokens and own heads."""
+        rows = qkv.own.flatten(0, -2).unflatten(1, (3, -1, block.head_dim))
+        share, in_parts = self._by_parts(layer, block, qkv, rows) if self._in_slabs else \
+            (self._at_once(layer, block, qkv.whole()), False)
+        like = rows.new_empty(len(rows), rows.shape[2:].numel(), device='meta')
+        attended = self._group.exchange_products(share, like, block.head_dim, joined=True, exact=in_parts)
+        return attended.reshape(1, self._frames, len(rows) // self._frames, -1)
 
-    def _shares(self, layer: int, block: Block, qkv: Tensor, in_parts: bool) -> Callable[[int, Tensor | None], Tensor]:
+    @property
+    def _in_slabs(self) -> bool:
+        """Whether each process's frames fill whole slabs of the pass."""
+        return self._axis == FRAMES and self._whole.shape[0] % self._group.count == 0 and self._whole.whole_slabs
+
+    def _by_parts(self, layer: int, block: Block, qkv: ArrivingProducts, own: Tensor) -> tuple[Share, bool]:
+        """Write each process's keys and values as they arrived, own ones meanwhile. Return what ``_at_once`` does; and whether
+        it attends for each process in turn, so that what is for others travels while own queries attend."""
+        whole, count, rank = self._whole, self._group.count, self._group.rank
+        q = {rank: whole.write(layer, block, own, rank, count)}
+        for source, values, scale in qkv.others():
+            q[source] = whole.write(layer, block, values.view(own.shape), source, count,
+                                    None if scale is None else scale.view(own.shape[:3]), own.dtype)
+        # No slower than all at once, if a GPU's multiprocessors have as many rounds of blocks of queries.
+        blocks = count * len(own) // QUERY_BLOCK * own.shape[2]
+        processors = torch.cuda.get_device_properties(own.device).multi_processor_count if own.is_cuda else 1
+        if count * -(-blocks // count // processors) <= -(-blocks // processors):
+            return lambda to, out: whole.attend(layer, q[to], to, count, out), True
+        attended = whole.attend(layer, torch.cat([q[each] for each in range(count)])).chunk(count)
+        return lambda to, out: attended[to], False
+
+    def _at_once(self, layer: int, block: Block, products: Tensor) -> Share:
         """Return what maps a process's number to the attended (n, H / count * d) of its tokens, and may write it to its second
-        argument; qkv has been read by then."""
-        count, whole = self._group.count, self._whole
-        if whole.whole_slabs:
-            q = whole.write(layer, block, qkv)
-            if in_parts:
-                return lambda rank, out: whole.attend(layer, q, rank, count, out)
-            attended = cache(partial(whole.attend, layer, q))
-        else:
-            attended = partial(whole.over_tiles(layer, block, qkv).flatten, 0, -2)
-
-        def share(rank: int, out: Tensor | None) -> Tensor:
-            divided = attended().view(*qkv.shape[:3], -1).unflatten(self._axis, (count, -1))
-            return divided.select(self._axis, rank).flatten(0, -2)
-        return share
-
-    def _in_parts(self, qkv: Tensor) -> bool:
-        """Return whether attention of each process's frames in turn, so that those of others travel while own ones attend,
-        takes no longer than that of all at once: if a GPU's multiprocessors have as many rounds of blocks of queries."""
+        argument; the products (count, n, 3 * H / count * d) have been read by then."""
         count = self._group.count
-        if self._axis != FRAMES or self._whole.shape[0] % count:
-            return False
-        blocks = qkv.shape[FRAMES] * qkv.shape[TOKENS] // QUERY_BLOCK * qkv.shape[-2]
-        processors = torch.cuda.get_device_properties(qkv.device).multi_processor_count if qkv.is_cuda else 1
-        return count * -(-blocks // count // processors) <= -(-blocks // processors)
+        qkv = products.view(count, 1, self._frames, -1, 3, products.shape[-1] // block.head_dim // 3, block.head_dim)
+        qkv = qkv.movedim(0, self._axis).flatten(self._axis, self._axis + 1).contiguous()
+        attended = self._whole.over_tiles(layer, block, qkv).unflatten(self._axis, (count, -1))
+        return lambda to, out: attended.select(self._axis, to).flatten(0, -2)
 
     def _by_heads(self, qkv: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
         whole = self._group.exchange(qkv, divide=HEADS, join=self._axis).contiguous()
         attended = attend(whole).unflatten(-1, (-1, qkv.shape[-1]))
         return self._group.exchange(attended, divide=self._axis, join=HEADS).flatten(HEADS)
+
+
+class SentProducts(ExchangedProducts):
+    """As its base, but returns ``ArrivingProducts``."""
+
+    def forward(self, rows: Tensor | tuple[Tensor, Tensor]) -> ArrivingProducts:
+        return self.send(rows)
 
 
 class SharedModulations(nn.Module):
@@ -109,13 +120,13 @@ class SharedModulations(nn.Module):
 
 
 def join(dit: DiT, group: SequenceParallel) -> None:
-    """Make the layers share their modulations, and cache layers exchange their products, in place; to be called after all
+    """Make the layers share their modulations, and cache layers send their products, in place; to be called after all
     other changes to the layers."""
     dit.shared_modulations = SharedModulations([block.modulation for block in dit.blocks], group)
     for block, is_cache in zip(dit.blocks, dit.kinds):
         block.modulation = nn.Identity()  # its input is the modulation already
         if is_cache:
-            block.qkv = ExchangedProducts(block.qkv, group, block.head_dim)
+            block.qkv = SentProducts(block.qkv, group, block.head_dim)
 
 
 def pass_over_tiles(group: SequenceParallel, dit: DiT, latents: Tensor, modulated: Modulated, whole: PagedTiles
