@@ -6,10 +6,6 @@ keep *anchors*, moments that it observed at different poses. As soon as a shorte
 is by now, that way is imagined from there, unseen, and the rollout continues at its end: errors grow with the way from what was
 observed, and no longer with time. A world model that retrieves observed frames by their poses (WorldMem, Xiao et al. 2025) puts
 them into one window; here a copy-on-write fork of the whole window is what is gone back to.
-
-On the way latents lose contrast, as means of what is possible do. So from an anchor on, a chunk's channel statistics are
-moved towards those of the frames observed before that anchor: a little for what later chunks see, where exaggeration would add
-up, and entirely for the images, from which nothing follows.
 """
 from __future__ import annotations
 
@@ -25,7 +21,6 @@ from ..model.presets import FORWARD, TURN, Preset
 if TYPE_CHECKING:
     from .futures import Moment
 
-MATCHED, SHOWN = 0.2, 1.0  # shares of the statistics, of what later chunks see and of images (``adain``)
 STANDS = 0.03  # m: nearer than this, a place is the same
 Pose = Sequence[float]  # x and y [m], heading [rad]
 

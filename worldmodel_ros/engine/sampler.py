@@ -11,7 +11,7 @@ import numpy as np
 from worldmodel_ros.cache.sequence import SequenceCache
 from worldmodel_ros.model.sampling import FLOW, ROWS, Steps, adain
 from ..model.rotary import poses_along
-from .anchors import MATCHED, SHOWN, nearest
+from .anchors import nearest
 from .backends.protocol import Backend
 from .futures import Future, Moment
 from .memory import Memory
@@ -122,10 +122,10 @@ def branch(sampler: Sampler, commit: Callable[..., Calls], moment: Moment, actio
     """Imagine ``actions`` (T, A) from a moment, in units; forks its cache before the first one.
 
     ``commit``, the session's, adds each imagined chunk to the fork, where the next chunk sees it; it also commits the sinks
-    again for every chunk that sees some, as frames without predecessors. Far ahead, and from an anchor on (``anchors``), a
-    chunk's statistics are matched to those of ``Moment.sinks``. Returns the chunks for ``joined``, and the moment at the end,
-    whose cache is the fork: the device may still be working on its pages. With ``keep``, the last chunk is committed too, so
-    that a branch can continue from there. Without ``images``, frames are not decoded, and None.
+    again for every chunk that sees some, as frames without predecessors. Far ahead, a chunk's statistics are matched to those
+    of the ``Preset.kept_frames``. Returns the chunks for ``joined``, and the moment at the end, whose cache is the fork: the
+    device may still be working on its pages. With ``keep``, the last chunk is committed too, so that a branch can continue
+    from there. Without ``images``, frames are not decoded, and None.
     """
     spec, total = sampler.spec, len(actions)
     size = spec.chunk_frames
@@ -145,15 +145,9 @@ def branch(sampler: Sampler, commit: Callable[..., Calls], moment: Moment, actio
                 yield from commit(cache, sampler.stack(latents), oldest + first + np.arange(size), np.stack(executed),
                                   observed=False)
         z, outcomes = yield from sampler.denoise(cache, time, part, steps)
-        shown = None
-        if moment.from_anchor or imagined >= spec.anchor_statistics_from:
-            observed = sampler.stack([each for each, _ in moment.sinks])
-            if moment.from_anchor and images:
-                shown = adain(sampler.stack([latent, *z]), observed, SHOWN)
-            z = adain(z, observed, MATCHED if moment.from_anchor else spec.sink_statistics)
-        frames = None
-        if images:
-            frames = yield from sampler.decode(*((z, latent) if shown is None else (shown[1:], shown[0])))
+        if imagined >= spec.anchor_statistics_from:
+            z = adain(z, sampler.stack([latent for latent, _ in moment.sinks]), spec.sink_statistics)
+        frames = (yield from sampler.decode(z, latent)) if images else None
         chunks.append(Chunk(part, z, outcomes, latent, frames))
         if start + size < total or keep:
             yield Boundary('commit')
@@ -171,7 +165,7 @@ def branch_from_anchors(sampler: Sampler, commit: Callable[..., Calls], moment: 
     for start in range(0, total, spec.chunk_frames):
         part = actions[start:start + spec.chunk_frames]
         if found := nearest(moment.anchors, moment.pose, spec, moment.imagined):
-            anchor, way = replace(found[0], from_anchor=True), found[1]
+            anchor, way = found
             if len(way):
                 _, anchor = yield from branch(sampler, commit, anchor, way, steps, keep=True, images=False)
             moment = replace(anchor, anchors=moment.anchors, pose=moment.pose)
