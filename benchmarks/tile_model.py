@@ -43,7 +43,7 @@ from worldmodel_ros.engine.session import Session
 from worldmodel_ros.evaluate.drive.pictures import MOVING_V, MOVING_W, psnr, sharpness
 from worldmodel_ros.evaluate.processes import each
 from worldmodel_ros.evaluate.quality.horizons import finish
-from worldmodel_ros.evaluate.quality.objects import find_objects
+from worldmodel_ros.evaluate.quality.objects import compare_objects, find_objects
 from worldmodel_ros.evaluate.quality.tiled_imagination import SessionMemory, TiledImagination
 from worldmodel_ros.kernels.pages import Precision
 from worldmodel_ros.model import checkpoint
@@ -303,8 +303,8 @@ class Long:
 
 
 def long_imagination(job: tuple[Path, int, Long]) -> tuple[dict, dict]:
-    """Return a record of ``evaluate.quality.drift``; and of the same rollout what it held, and which of the objects that a
-    robot sees in a full turn at the end are in the imagined images of that turn."""
+    """Return a record of ``evaluate.quality.drift``; and of the same rollout what it held, and ``compare_objects`` of a full
+    turn at the end."""
     from worldmodel_ros.evaluate.quality import drift
     from worldmodel_ros.evaluate.quality.drives import drive_branch, record_drive
     from worldmodel_ros.evaluate.quality.horizons import context_of
@@ -328,10 +328,9 @@ def long_imagination(job: tuple[Path, int, Long]) -> tuple[dict, dict]:
     latents = watched.roll(watched.last, around[None], TWO_STEP, keep=False)[0][0]
     images = watched.decode(latents, torch.cat([watched.last.latent, latents[:-1]]))
     truth = drive_branch(drive, len(drive.frames) - 1, around, spec.step_period).frames
-    seen, there, found = (set().union(*(find_objects(image, drive.scene) for image in each))
-                          for each in (drive.frames[:observed], truth, images))
-    return record, {'seed': seed, 'seconds_taken': round(took, 1), 'observed': sorted(seen), 'there': sorted(there),
-                    'found': sorted(found & there), 'not_there': sorted(found - there), **watched.report()}
+    seen = set().union(*(find_objects(image, drive.scene) for image in drive.frames[:observed]))
+    return record, {'seed': seed, 'seconds_taken': round(took, 1), 'observed': sorted(seen),
+                    **compare_objects(truth, images, drive.scene), **watched.report()}
 
 
 def ten_minutes(model: Path, seeds: Sequence[int], how: Long, workers: int) -> Iterator[dict]:
@@ -342,9 +341,11 @@ def ten_minutes(model: Path, seeds: Sequence[int], how: Long, workers: int) -> I
         record, room = done.result()
         records.append(record)
         rooms.append(room)
-        there = sum(len(one['there']) for one in rooms)
-        yield {'how': asdict(how), **summary.drift(records), 'share_of_objects_found':
-               round(sum(len(one['found']) for one in rooms) / max(1, there), 3), 'objects': there, 'rooms': rooms}
+        there, found, in_place = (sum(len(one[name]) for one in rooms) for name in ('there', 'found', 'found_in_place'))
+        sightings = {name: sum(one['sightings'][name] for one in rooms) for name in rooms[0]['sightings']}
+        yield {'how': asdict(how), **summary.drift(records), 'objects': there,
+               'share_of_objects_found': round(found / max(1, there), 3),
+               'share_of_objects_found_in_place': round(in_place / max(1, there), 3), 'sightings': sightings, 'rooms': rooms}
 
 
 def against_first(engines: Iterable[tuple[str, Callable[[], Engine]]], key: str, episodes: dict[str, np.ndarray], first: int

@@ -300,7 +300,8 @@ def _of_files(files: Mapping[str, Any], preset: str) -> dict[str, Any]:
                                              'success': row['closed_loop']['two_step']['success']} for row in decisions['rows']}
     if long := files.get('ten_minutes'):
         found['ten_minutes'] = {name: long.get(name) for name in ('seconds', 'sharpness_ratio', 'colour_ratio',
-                                                                  'action_response_ratio', 'share_of_objects_found', 'objects')}
+                                                                  'action_response_ratio', 'share_of_objects_found',
+                                                                  'share_of_objects_found_in_place', 'objects')}
     if sharded := files.get('sharded'):
         found['sharded'] = sharded['rows']
     return found

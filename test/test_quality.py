@@ -20,7 +20,7 @@ from worldmodel_ros.evaluate.quality import closed_loop, drift, horizons, rankin
 from worldmodel_ros.evaluate.quality.displacement import find_pose
 from worldmodel_ros.evaluate.quality.drives import drive_branch, record_drive, resimulate
 from worldmodel_ros.evaluate.quality.imagination import Imagination
-from worldmodel_ros.evaluate.quality.objects import find_objects
+from worldmodel_ros.evaluate.quality.objects import NEAR, compare_objects, find_objects
 from worldmodel_ros.evaluate.quality.seeds import QualityError, parse_seeds
 from worldmodel_ros.evaluate.quality.task import Task
 from worldmodel_ros.evaluate.quality.tiled_imagination import TiledImagination
@@ -67,6 +67,27 @@ def test_nothing_is_found_in_a_room_without_objects():
     rng = np.random.default_rng(0)
     grey = np.clip(rng.normal(150, 25, (64, 64, 1)) + rng.normal(0, 8, (64, 64, 3)), 0, 255).astype(np.uint8)
     assert find_objects(grey, World(SEED).scene) == {}
+
+
+def test_an_object_that_is_imagined_elsewhere_is_found_but_not_in_place(drive):
+    true = drive.frames[::3]
+    same = compare_objects(true, true, drive.scene)
+    assert same['there'] and same['found'] == same['found_in_place'] == same['there'] and not same['not_there']
+    assert same['sightings']['true'] == same['sightings']['imagined'] == same['sightings']['in_place'] > len(same['there'])
+
+    floor = np.full((64, 64, 3), 150, np.uint8)
+    floor[40:] = 160, 20, 20  # all red: its middle is straight ahead
+    aside = [image for image in true if abs(getattr(find_objects(image, drive.scene).get('red'), 'bearing', 0.0)) > 2.0 * NEAR]
+    tinted = compare_objects(aside, [floor] * len(aside), drive.scene)
+    assert aside and tinted['found'] == ['red'] and not tinted['found_in_place']
+    assert tinted['sightings']['imagined'] == len(aside) and not tinted['sightings']['in_place']
+
+    grey = np.full((64, 64, 3), 150, np.uint8)
+    blank = compare_objects(true, [grey] * len(true), drive.scene)
+    assert not blank['found'] and not blank['sightings']['imagined']
+    green = grey.copy()
+    green[30:40, 30:40] = 20, 120, 40
+    assert compare_objects([grey], [green], drive.scene)['not_there'] == ['green']
 
 
 def test_a_view_tells_from_where_it_was_taken(drive):

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import cv2
@@ -16,6 +17,7 @@ _HUE_TOLERANCE = 0.065
 # pixels at an object's edge lie between.
 _SATURATION = (0.42, 0.62)
 _DARKEST = 0.12    # of 1; below, a hue means nothing
+NEAR = math.radians(10.0)  # of an imagined object's bearing from the true one's
 _MIN_AREA = 1.5    # pixels of an image of 64 x 64
 
 
@@ -46,6 +48,23 @@ def find_objects(picture: np.ndarray, scene: Scene) -> dict[str, Sighting]:
         bearing = float((weight * bearings).sum() / weight.sum())
         found[colour] = Sighting(bearing, _distance(weight, blob, scene.props[index], size))
     return found
+
+
+def compare_objects(true: Sequence[np.ndarray], imagined: Sequence[np.ndarray], scene: Scene) -> dict:
+    """Return what imagined images show of the objects in the true images of the same moments, as ``find_objects`` sees them.
+
+    ``there``, ``found``: colours in any true image, and those of them in any imagined one, wherever it is; ``found_in_place``:
+    those that some imagined image shows within NEAR of where the true one of that moment does; ``not_there``: colours that no
+    true image shows. ``sightings``: how many objects all true images show, all imagined ones, and these in place. A floor that
+    has taken on a colour is found as well, but hardly in place.
+    """
+    truth, shown = ([find_objects(image, scene) for image in images] for images in (true, imagined))
+    there, found = (set().union(*each) for each in (truth, shown))
+    in_place = [colour for one, other in zip(truth, shown, strict=True) for colour in one.keys() & other.keys()
+                if abs(one[colour].bearing - other[colour].bearing) <= NEAR]
+    return {'there': sorted(there), 'found': sorted(found & there), 'found_in_place': sorted(set(in_place)),
+            'not_there': sorted(found - there),
+            'sightings': {'true': sum(map(len, truth)), 'imagined': sum(map(len, shown)), 'in_place': len(in_place)}}
 
 
 def _largest(weight: np.ndarray, least: float) -> np.ndarray | None:

@@ -127,7 +127,8 @@ class SequenceParallel(Group):
         own = product(self.rank, places[self.rank])
         if own is not places[self.rank]:
             places[self.rank].copy_(own)
-        return ArrivingProducts(self, exchange, whole, places, width if rounded else None, sent)
+        shape = like.shape[:-1].numel(), like.shape[-1] // width, width
+        return ArrivingProducts(self, exchange, whole, places, shape if rounded else None, sent)
 
     def send_parts(self, part: Callable[[int], Tensor], like: Tensor) -> Arriving:
         """Send each process its part (n, K), as it is, of what this one has computed; ``like`` has its shape and type, on any
@@ -143,10 +144,10 @@ class ArrivingProducts:
     """Of ``SequenceParallel.send_products``: a part (n, K) from each process, ``own`` ones first; the others are still on their
     way."""
 
-    def __init__(self, group: SequenceParallel, exchange: Exchange, whole: Tensor, places: Sequence[Tensor], width: int | None,
-                 sent: list[Tensor]):
+    def __init__(self, group: SequenceParallel, exchange: Exchange, whole: Tensor, places: Sequence[Tensor],
+                 rounded: tuple[int, int, int] | None, sent: list[Tensor]):
         self._group, self._exchange, self._whole, self._places = group, exchange, whole, places
-        self._width, self._sent = width, sent  # width: of rounded rows
+        self._rounded, self._sent = rounded, sent  # the shape of a rounded part, with its scales' rows
         self.own = places[group.rank]
 
     def others(self) -> Iterator[tuple[int, Tensor, Tensor | None]]:
@@ -154,19 +155,18 @@ class ArrivingProducts:
         scales (n, K / width)."""
         self._exchange.wait()
         for _, source in self._group.link.turns():
-            if self._width is None:
+            if self._rounded is None:
                 yield source, self._places[source], None
             else:
-                shape = (*self._places[source].flatten(0, -2).unflatten(-1, (-1, self._width)).shape,)
-                values, scales = rounding.parts_of(self._exchange.whole[0, source][None], shape)
+                values, scales = rounding.parts_of(self._exchange.whole[0, source][None], self._rounded)
                 yield source, values[0].flatten(1), scales[0]
 
     def whole(self) -> Tensor:
         """Wait; return all parts, (count, n, K), or (n, count, K) if they were to be joined, none rounded any more."""
         self._exchange.wait()
-        if self._width is not None:
+        if self._rounded is not None:
             for _, source in self._group.link.turns():
-                out = self._places[source].unflatten(-1, (-1, self._width)).flatten(1, -2)[:, None]
+                out = self._places[source].unflatten(-1, (-1, self._rounded[2])).flatten(1, -2)[:, None]
                 _coding(out).decode(self._exchange.whole[0, source][None], (len(out), *out.shape[2:]), out.dtype, out)
         return self._whole
 
