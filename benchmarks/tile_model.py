@@ -326,7 +326,7 @@ def long_imagination(job: tuple[Path, int, Long]) -> tuple[dict, dict]:
     frames = -(-AROUND // spec.chunk_frames) * spec.chunk_frames
     around = np.tile(np.array([[0.0, TURN_RATE]], np.float32), (frames, 1))
     latents = watched.roll(watched.last, around[None], TWO_STEP, keep=False)[0][0]
-    images = watched.images(latents, watched.last.latent)
+    images = watched.decode(latents, torch.cat([watched.last.latent, latents[:-1]]))
     truth = drive_branch(drive, len(drive.frames) - 1, around, spec.step_period).frames
     seen = set().union(*(find_objects(image, drive.scene) for image in drive.frames[:observed]))
     return record, {'seed': seed, 'seconds_taken': round(took, 1), 'observed': sorted(seen),

@@ -75,17 +75,18 @@ def product(gelu, specialised, rotating, few=False):
     return compiled(source, num_warps=tiles.warps, num_stages=tiles.stages)
 
 
-def page(own_scale):
-    """Compile the write of keys and values of a page of 256 tokens of width 128: in FP8, or without a scale."""
+def page(own_scale, rounded=False):
+    """Compile the write of keys and values of a page of 256 tokens of width 128: in FP8, or without a scale; of bfloat16, or of
+    e4m3."""
     names, pool = page_write_triton._write.arg_names, '*u8' if own_scale else '*bf16'
     block = PAGE if own_scale else page_write_triton.STREAM // D
     values = page_write_triton.PAGE_VALUES[Precision.FP8] if own_scale else page_write_triton.STREAM_VALUES
     constants = {'PART': 1, 'PIECES': PAGE // block, 'BLOCK': block, 'N': PAGE, 'RUN': PAGE // 4, 'TILES': 16,
                  'T': PAGE, 'H': 24, 'D': D, 'LIMIT': 448.0 if own_scale else None, 'QUERY_LIMIT': 448.0, 'NATIVE': True,
-                 **dict.fromkeys(('q_scale', 'k_exponent', 'v_exponent', 'offsets'))}
-    known = {'k': pool, 'v': pool, 'pages': '*i32', 'counts': '*i32', 'eps': 'fp32', 'tokens': 'i32',
-             **dict.fromkeys(('qkv', 'q_weight', 'k_weight', 'q'), '*bf16'),
-             **dict.fromkeys(('rotary', 'k_scale', 'v_scale'), '*fp32'),
+                 **dict.fromkeys(('q_scale', 'k_exponent', 'v_exponent', 'offsets', *([] if rounded else ['scale'])))}
+    known = {'k': pool, 'v': pool, 'pages': '*i32', 'counts': '*i32', 'eps': 'fp32', 'sines': 'i32',
+             'qkv': '*u8' if rounded else '*bf16', **dict.fromkeys(('q_weight', 'k_weight', 'q'), '*bf16'),
+             **dict.fromkeys(('scale', 'rotary', 'k_scale', 'v_scale'), '*fp32'),
              **dict.fromkeys(('token_stride', 'part_stride', 'head_stride'), 'i32')}
     aligned = {(i,): [['tt.divisibility', 16]] for i, name in enumerate(names)
                if name not in constants and known[name] != 'fp32'}

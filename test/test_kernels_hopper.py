@@ -16,8 +16,9 @@ VARIANTS = {'attention, bf16, added to others': 'attention-nny', 'attention, fp8
             'product of few rows, then GELU': 'product-ynny', 'product of few rows, rotated': 'product-nnyy',
             'attention, bf16, keys split': 'attention-nnny', 'attention, fp8, keys split': 'attention-ynny',
             'attention to a prompt': 'cross-n', 'attention to a prompt, rounded': 'cross-y'}
-PAGES = {'bf16 pages written': 'page-n', 'fp8 pages written': 'page-y', 'bf16 flat pages written': 'flat-nn',
-         'fp8 flat pages written': 'flat-yn', 'bf16 flat queries written': 'flat-ny', 'fp8 flat queries written': 'flat-yy',
+PAGES = {'bf16 pages written': 'page-n', 'fp8 pages written': 'page-y', 'fp8 pages written from e4m3': 'page-yy',
+         'bf16 pages written from e4m3': 'page-ny', 'bf16 flat pages written': 'flat-nn', 'fp8 flat pages written': 'flat-yn',
+         'bf16 flat queries written': 'flat-ny', 'fp8 flat queries written': 'flat-yy',
          'rows in bf16': 'rows-nn', 'rows in fp8 with the camera': 'rows-yy'}
 
 

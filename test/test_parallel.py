@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -33,7 +34,7 @@ from worldmodel_ros.model.checkpoint_description import ModelError
 from worldmodel_ros.model.parallel import rounding
 from worldmodel_ros.model.parallel.group import ExchangedProducts, SequenceParallel, _block_of, pack, unpack
 from worldmodel_ros.model.parallel.link import Link
-from worldmodel_ros.model.parallel.tiles import FRAMES, TOKENS, DividedTiles, SharedModulations
+from worldmodel_ros.model.parallel.tiles import FRAMES, TOKENS, DividedTiles, SentProducts, SharedModulations
 from worldmodel_ros.model.tile_attention import PagedTiles
 from worldmodel_ros.model.weights import RandomWeights, build
 from worldmodel_ros.serving.scheduler import StepTable, Tier
@@ -553,6 +554,50 @@ def test_products_for_other_processes_come_first_and_all_have_those_of_their_hea
             torch.testing.assert_close(found[rank], right[rank])
             assert float((found - right).norm() / right.norm()) < (0.04 if rounded else 1e-6)
             torch.testing.assert_close(exact, right)
+
+
+class LinearTiles:
+    """Stands for the attention of a pass of two slabs, whose results are its queries plus what was written so far."""
+
+    def __init__(self, slabs, tokens):
+        self.shape, self.whole_slabs, self.rotary = (slabs, 2, 1, tokens), True, torch.zeros(2, slabs * 2 * tokens, 2)
+        self.written, self.attended = {}, []
+
+    def write(self, layer, block, qkv, part, parts, scale=None, dtype=None):
+        assert dtype is None or dtype is torch.float32
+        qkv = qkv.float() if scale is None else qkv.float() * scale[..., None]
+        self.written[part] = qkv[:, 1:].sum((0, 1))
+        return qkv[:, 0]
+
+    def attend(self, layer, q, part=0, parts=1, out=None):
+        self.attended.append((part, parts))
+        found = (q + sum(self.written.values())).flatten(1)
+        return found if out is None else out.copy_(found)
+
+
+@pytest.mark.parametrize('rounded', [False, True])
+@pytest.mark.parametrize('processors', [1, 1000], ids=['each in turn', 'all at once'])
+def test_keys_of_all_are_written_before_any_attends_and_each_has_what_its_own_queries_found(rounded, processors):
+    count, tokens, heads, dim, width = 2, 64, 4, 4, 8
+    generator = torch.Generator().manual_seed(0)
+    linear = nn.Linear(width, 3 * heads * dim).requires_grad_(False)
+    x, between = torch.randn(1, 2 * count, tokens, width, generator=generator), mailboxes(count)
+    block = SimpleNamespace(head_dim=dim)
+    qkv = linear(x).view(-1, 3, heads, dim)
+    expected = (qkv[:, 0] + qkv[:, 1:].sum((0, 1))).flatten(1).chunk(count)
+
+    @torch.inference_mode()
+    def attended(rank):
+        group, whole = SequenceParallel(LinkOfThreads(rank, count, between), rounded), LinearTiles(count, tokens)
+        group.processors = processors
+        products = SentProducts(linear, group, dim)(group.own(x, FRAMES))
+        return DividedTiles(group, whole, 2 * count, FRAMES).over_tiles(0, block, products), whole.attended
+    with ThreadPoolExecutor(count) as pool:
+        for (found, parts), right in zip(pool.map(attended, range(count)), expected, strict=True):
+            assert found.shape == (1, 2, tokens, heads * dim)
+            assert len(parts) == (count if processors == 1 else 1)
+            torch.testing.assert_close(found.view(-1, heads * dim), right, rtol=0.0 if rounded else 1e-5,
+                                       atol=0.04 * float(right.abs().max()) if rounded else 1e-4)
 
 
 @pytest.mark.parametrize('frames', [4, 3])

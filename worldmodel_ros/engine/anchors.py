@@ -6,10 +6,6 @@ keep *anchors*, moments that it observed at different poses. As soon as a shorte
 is by now, that way is imagined from there, unseen, and the rollout continues at its end: errors grow with the way from what was
 observed, and no longer with time. A world model that retrieves observed frames by their poses (WorldMem, Xiao et al. 2025) puts
 them into one window; here a copy-on-write fork of the whole window is what is gone back to.
-
-On the way latents lose contrast, as means of what is possible do. So from an anchor on, images are decoded from latents with
-more of it: half-way to that of the frames observed before the anchor, by one factor for all channels, which keeps hues. Latents
-stay as they are, so nothing adds up.
 """
 from __future__ import annotations
 
@@ -25,7 +21,6 @@ from ..model.presets import FORWARD, TURN, Preset
 if TYPE_CHECKING:
     from .futures import Moment
 
-CONTRAST = 0.5  # share of the way from the imagined to the observed contrast, of what images are decoded from
 STANDS = 0.03  # m: nearer than this, a place is the same
 Pose = Sequence[float]  # x and y [m], heading [rad]
 

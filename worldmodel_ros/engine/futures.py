@@ -15,8 +15,7 @@ class Future:
 
     latents (T, h, w, Z); collision_risk (T,) in [0, 1], probability of a contact within each step; progress, per goal,
     the expected decrease (m) of the distance to it, over whole chunks, also where ``actions`` end
-    within one; frames uint8 (T, H, W, 3) once decoded, from an anchor on with more contrast than ``latents``
-    (``engine.anchors``).
+    within one; frames uint8 (T, H, W, 3) once decoded.
     """
 
     actions: np.ndarray
@@ -33,8 +32,8 @@ class Moment:
     (h, w, Z) and action (A,) of each of the last ``Preset.kept_frames``; where there were fewer frames, the very first is
     repeated. ``imagined``: how many of the last frames up to ``time`` were not observed, at the end of a branch.
 
-    Only of a session that keeps anchors (``engine.anchors``): these; ``pose``, x and y [m] and heading [rad] relative to the
-    first frame, as the actions give it; and ``from_anchor``, whether a branch has come here from one of them."""
+    Only of a session that keeps anchors (``engine.anchors``): these, and ``pose``, x and y [m] and heading [rad] relative to
+    the first frame, as the actions give it."""
 
     cache: SequenceCache
     time: int
@@ -44,7 +43,6 @@ class Moment:
     imagined: int = 0
     pose: tuple[float, float, float] = (0.0, 0.0, 0.0)
     anchors: tuple[Moment, ...] = ()
-    from_anchor: bool = False
 
 
 @dataclass(frozen=True)

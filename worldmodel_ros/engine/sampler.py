@@ -9,9 +9,9 @@ from functools import lru_cache
 import numpy as np
 
 from worldmodel_ros.cache.sequence import SequenceCache
-from worldmodel_ros.model.sampling import FLOW, ROWS, Steps, adain, with_contrast
+from worldmodel_ros.model.sampling import FLOW, ROWS, Steps, adain
 from ..model.rotary import poses_along
-from .anchors import CONTRAST, nearest
+from .anchors import nearest
 from .backends.protocol import Backend
 from .futures import Future, Moment
 from .memory import Memory
@@ -123,9 +123,9 @@ def branch(sampler: Sampler, commit: Callable[..., Calls], moment: Moment, actio
 
     ``commit``, the session's, adds each imagined chunk to the fork, where the next chunk sees it; it also commits the sinks
     again for every chunk that sees some, as frames without predecessors. Far ahead, a chunk's statistics are matched to those
-    of the ``Preset.kept_frames``; from an anchor on, the contrast of its images is. Returns the chunks for ``joined``, and the
-    moment at the end, whose cache is the fork: the device may still be working on its pages. With ``keep``, the last chunk is
-    committed too, so that a branch can continue from there. Without ``images``, frames are not decoded, and None.
+    of the ``Preset.kept_frames``. Returns the chunks for ``joined``, and the moment at the end, whose cache is the fork: the
+    device may still be working on its pages. With ``keep``, the last chunk is committed too, so that a branch can continue
+    from there. Without ``images``, frames are not decoded, and None.
     """
     spec, total = sampler.spec, len(actions)
     size = spec.chunk_frames
@@ -146,14 +146,8 @@ def branch(sampler: Sampler, commit: Callable[..., Calls], moment: Moment, actio
                                   observed=False)
         z, outcomes = yield from sampler.denoise(cache, time, part, steps)
         if imagined >= spec.anchor_statistics_from:
-            z = adain(z, sampler.stack([each for each, _ in moment.sinks]), spec.sink_statistics)
-        frames = None
-        if images and moment.from_anchor:
-            observed = sampler.stack([each for each, _ in moment.sinks])
-            shown = with_contrast(sampler.stack([latent, *z]), observed, CONTRAST)
-            frames = yield from sampler.decode(shown[1:], shown[0])
-        elif images:
-            frames = yield from sampler.decode(z, latent)
+            z = adain(z, sampler.stack([latent for latent, _ in moment.sinks]), spec.sink_statistics)
+        frames = (yield from sampler.decode(z, latent)) if images else None
         chunks.append(Chunk(part, z, outcomes, latent, frames))
         if start + size < total or keep:
             yield Boundary('commit')
@@ -171,7 +165,7 @@ def branch_from_anchors(sampler: Sampler, commit: Callable[..., Calls], moment: 
     for start in range(0, total, spec.chunk_frames):
         part = actions[start:start + spec.chunk_frames]
         if found := nearest(moment.anchors, moment.pose, spec, moment.imagined):
-            anchor, way = replace(found[0], from_anchor=True), found[1]
+            anchor, way = found
             if len(way):
                 _, anchor = yield from branch(sampler, commit, anchor, way, steps, keep=True, images=False)
             moment = replace(anchor, anchors=moment.anchors, pose=moment.pose)

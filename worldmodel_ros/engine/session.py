@@ -41,7 +41,6 @@ class Session:
         self._backend, self._memory, self._step_times = backend, memory, step_times
         self._fingerprint, self._most_anchors = fingerprint, anchors
         self.spec = backend.preset
-        self._kept = self.spec.kept_frames or (self.spec.window_frames if anchors else 0)
         self._times = PartTimes(step_times)
         self._network_calls = NetworkCalls(backend, self._times)
         self._sampler = Sampler(backend, memory, self._times, seed)
@@ -93,9 +92,9 @@ class Session:
             features = yield from self._commit(self._cache, latent[None], np.array([self._time + 1]), executed)
         self._time += 1
         self._encoder_state, self._latent, self._features = state, latent, features[-1]
-        if self._kept:
+        if spec.kept_frames:
             newest = latent, executed[0].copy()
-            self._sinks = *(self._sinks[1:] or (newest,) * (self._kept - 1)), newest
+            self._sinks = *(self._sinks[1:] or (newest,) * (spec.kept_frames - 1)), newest
         if self._most_anchors:
             self._pose = tuple(poses_along(spec, executed, self._pose)[-1].tolist())
             # Between whole slabs, whose pages anchors and session share; not before there is a window to go back to.
@@ -239,7 +238,7 @@ class Session:
         self._require_observation()
         state = {'encoder_state': self._encoder_state, 'latent': self._latent, 'features': self._features}
         state = {name: self._backend.host(array) for name, array in state.items()}
-        if self.spec.kept_frames:
+        if self._sinks:
             latents, actions = zip(*self._sinks)
             state |= {'sink_latents': np.stack([self._backend.host(latent) for latent in latents]),
                       'sink_actions': np.stack(actions)}

@@ -52,16 +52,6 @@ def adain(latents: Array, like: Array, share: float) -> Array:
     return (latents - mean) * scale + mean + share * (target_mean - mean)
 
 
-def with_contrast(latents: Array, like: Array, share: float) -> Array:
-    """
-    Return latents (T, h, w, Z), those of each channel farther from its mean by one factor for all, at least 1: ``share`` of the
-    way to that by which the standard deviations in ``like`` (T', h, w, Z) are larger, in the channels' geometric mean.
-    """
-    mean, std = _moments(latents)
-    ratio = (_moments(like)[1].clip(_MIN_STD) / std.clip(_MIN_STD)) ** (1.0 / latents.shape[-1])
-    return (latents - mean) * (1.0 + share * (ratio.prod(-1)[..., None] - 1.0)).clip(1.0) + mean
-
-
 def _moments(latents: Array) -> tuple[Array, Array]:
     mean = latents.mean(_AXES, keepdims=True)
     return mean, ((latents - mean) ** 2).mean(_AXES, keepdims=True) ** 0.5

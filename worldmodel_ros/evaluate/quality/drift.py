@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import cv2
 import numpy as np
+import torch
 
 from worldmodel_ros.evaluate.drive.pictures import rms, sharpness, shift
 from worldmodel_ros.motion import maneuver
@@ -49,7 +50,7 @@ def drift_record(seed: int, model: Imagination, seconds: float = SECONDS, drive:
         actions = drive.actions[None, context + begin:context + begin + spec.chunk_frames]
         before = memory.latent
         latents, memory = model.roll(memory, actions, TWO_STEP)
-        for i, imagined in enumerate(model.images(latents[0], before)):
+        for i, imagined in enumerate(model.decode(latents[0], torch.cat([before, latents[0, :-1]]))):
             true = drive.frames[context + begin + i]
             dream.see(imagined)
             truth.see(true)

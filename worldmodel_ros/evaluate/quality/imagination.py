@@ -80,10 +80,5 @@ class Imagination:
         _, features = vae.decode(before)
         return to_frames(vae.decode(latents, features)[0]).cpu().numpy()
 
-    def images(self, latents: Tensor, before: Tensor) -> np.ndarray:
-        """Return the images uint8 (N, H, W, 3) of what ``roll`` has just returned for one stream, latents (N, h, w, Z) after a
-        frame ``before`` (1, h, w, Z)."""
-        return self.decode(latents, torch.cat([before, latents[:-1]]))
-
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array, np.float32)).to(self.device)

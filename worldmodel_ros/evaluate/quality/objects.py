@@ -53,16 +53,18 @@ def find_objects(picture: np.ndarray, scene: Scene) -> dict[str, Sighting]:
 def compare_objects(true: Sequence[np.ndarray], imagined: Sequence[np.ndarray], scene: Scene) -> dict:
     """Return what imagined images show of the objects in the true images of the same moments, as ``find_objects`` sees them.
 
-    ``there``, ``found``: colours in any true image, and those of them in any imagined one, wherever it is; ``found_in_place``:
-    those that some imagined image shows within NEAR of where the true one of that moment does; ``not_there``: colours that no
-    true image shows. ``sightings``: how many objects all true images show, all imagined ones, and these in place. A floor that
-    has taken on a colour is found as well, but hardly in place.
+    ``there``, ``found``: colours in any true image, and those of them in any imagined one, wherever it is; ``not_there``:
+    colours that no true image shows. An object is in place where an imagined image has it within NEAR of its bearing in the
+    true image of that moment; ``found_in_place``: colours with that in at least half of the true images that show them. In a
+    full turn a floor that has taken on a colour is found, but in place only while it happens to be where the object is.
+    ``sightings``: how many objects all true images show, all imagined ones, and these in place.
     """
     truth, shown = ([find_objects(image, scene) for image in images] for images in (true, imagined))
     there, found = (set().union(*each) for each in (truth, shown))
     in_place = [colour for one, other in zip(truth, shown, strict=True) for colour in one.keys() & other.keys()
                 if abs(one[colour].bearing - other[colour].bearing) <= NEAR]
-    return {'there': sorted(there), 'found': sorted(found & there), 'found_in_place': sorted(set(in_place)),
+    half = [colour for colour in there if 2 * in_place.count(colour) >= sum(colour in one for one in truth)]
+    return {'there': sorted(there), 'found': sorted(found & there), 'found_in_place': sorted(half),
             'not_there': sorted(found - there),
             'sightings': {'true': sum(map(len, truth)), 'imagined': sum(map(len, shown)), 'in_place': len(in_place)}}
 

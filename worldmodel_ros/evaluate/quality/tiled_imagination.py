@@ -43,7 +43,6 @@ class TiledImagination(Imagination):
         self.model, self.spec = model, model.preset
         self.device = next(model.parameters()).device
         self._engine, self._open = Engine(backend or TorchBackend(model), folder, streams, anchors=anchors), []
-        self._shown: np.ndarray | None = None
 
     def observe(self, frames: np.ndarray, executed: np.ndarray, seeds: tuple[int, ...]) -> SessionMemory:
         for session in self._open:
@@ -61,14 +60,9 @@ class TiledImagination(Imagination):
             roll = session.extending if keep else session.branching
             found = run(roll(np.asarray(commands, np.float32), steps, moment), self._engine.backend)
             future, end = found if keep else (found, None)
-            self._shown = future.frames
             latents.append(torch.from_numpy(future.latents))
             ends.append(end)
         return torch.stack(latents).to(self.device), self._memory(memory.sessions, tuple(ends)) if keep else None
-
-    def images(self, latents: Tensor, before: Tensor) -> np.ndarray:
-        """As its base: the images that the session decoded."""
-        return self._shown
 
     def _memory(self, sessions: tuple[Session, ...], moments: tuple[Moment, ...]) -> SessionMemory:
         latent = torch.stack([torch.as_tensor(moment.latent, device=self.device) for moment in moments])

@@ -72,12 +72,13 @@ class TensorParallel(Group):
 class SequenceParallel(Group):
     """Every process has all weights, and its own run of the frames.
 
-    ``rounded``: exchange values in e4m3, with a scale for each row along the last dimension (``rounding``).
+    ``rounded``: exchange values in e4m3, with a scale for each row along the last dimension (``rounding``). ``processors``: how
+    many multiprocessors each GPU has at least, by which all processes choose alike how to attend.
     """
 
     def __init__(self, link: Link, rounded: bool = False):
         super().__init__(link)
-        self.rounded = rounded
+        self.rounded, self.processors = rounded, 1
 
     def exchange(self, x: Tensor, divide: int, join: int) -> Tensor:
         """Exchange x, an own share along ``join`` and all along ``divide``, for an own share along ``divide`` and all along
@@ -105,9 +106,9 @@ class SequenceParallel(Group):
         """Compute what each process is to have, and send it. ``product`` computes that of a given process, (n, K) for each
         alike, K a multiple of ``width``; ``like`` has its shape and type, on any device. Each part is sent while the next ones
         are computed; this process's own comes last, and is neither sent nor rounded: ``product`` may write it to its second
-        argument, and return that. ``exact``: others' are not rounded either, where there is time to send them as they are.
-        What an earlier exchange returned is valid only until this call."""
-        sent, rounded = [], self.rounded and not exact  # what is sent must live until then
+        argument, and return that. ``exact``: others' are not rounded either. What an earlier exchange returned is valid only
+        until this call, and what this one returns until the next."""
+        sent, rounded = [], self.rounded and not exact
         if rounded:
             exchange = self.link.exchange(rounding.row_bytes(like.numel() // width, width))
         else:
@@ -141,18 +142,19 @@ class SequenceParallel(Group):
 
 
 class ArrivingProducts:
-    """Of ``SequenceParallel.send_products``: a part (n, K) from each process, ``own`` ones first; the others are still on their
-    way."""
+    """Of ``SequenceParallel.send_products``: a part from each process, in the shape of its ``like``. ``own`` is there, the
+    others are still on their way: call one of ``others`` and ``whole``, once."""
 
     def __init__(self, group: SequenceParallel, exchange: Exchange, whole: Tensor, places: Sequence[Tensor],
                  rounded: tuple[int, int, int] | None, sent: list[Tensor]):
         self._group, self._exchange, self._whole, self._places = group, exchange, whole, places
-        self._rounded, self._sent = rounded, sent  # the shape of a rounded part, with its scales' rows
+        self._rounded = rounded  # the shape of a rounded part, (n, K / width, width)
+        self._sent = sent  # must live until it is waited for
         self.own = places[group.rank]
 
     def others(self) -> Iterator[tuple[int, Tensor, Tensor | None]]:
-        """Wait; yield the number of each other process, and its part as it came: (n, K) and None, or if rounded e4m3, and its
-        scales (n, K / width)."""
+        """Wait; yield the number of each other process, and its part as it came: like ``own``, and None; or if rounded (n, K)
+        in e4m3, and its scales (n, K / width)."""
         self._exchange.wait()
         for _, source in self._group.link.turns():
             if self._rounded is None:
@@ -162,7 +164,8 @@ class ArrivingProducts:
                 yield source, values[0].flatten(1), scales[0]
 
     def whole(self) -> Tensor:
-        """Wait; return all parts, (count, n, K), or (n, count, K) if they were to be joined, none rounded any more."""
+        """Wait; return all parts, with the number of the process as first axis, or as second if they are joined, in the type of
+        ``own``."""
         self._exchange.wait()
         if self._rounded is not None:
             for _, source in self._group.link.turns():

@@ -40,7 +40,7 @@ class DividedTiles:
             self._by_heads(qkv, self._whole.within_frames)
 
     def over_tiles(self, layer: int, block: Block, qkv: ArrivingProducts) -> Tensor:
-        """As in ``TileAttention``, for the products (n, 3 * H / count * d) of all processes' tokens and own heads."""
+        """As in ``TileAttention``, for the products of own heads, 3 * H / count * d a token, from all processes."""
         rows = qkv.own.flatten(0, -2).unflatten(1, (3, -1, block.head_dim))
         share, in_parts = self._by_parts(layer, block, qkv, rows) if self._in_slabs else \
             (self._at_once(layer, block, qkv.whole()), False)
@@ -62,8 +62,7 @@ class DividedTiles:
             q[source] = whole.write(layer, block, values.view(own.shape), source, count,
                                     None if scale is None else scale.view(own.shape[:3]), own.dtype)
         # No slower than all at once, if a GPU's multiprocessors have as many rounds of blocks of queries.
-        blocks = count * len(own) // QUERY_BLOCK * own.shape[2]
-        processors = torch.cuda.get_device_properties(own.device).multi_processor_count if own.is_cuda else 1
+        blocks, processors = count * len(own) // QUERY_BLOCK * own.shape[2], self._group.processors
         if count * -(-blocks // count // processors) <= -(-blocks // processors):
             return lambda to, out: whole.attend(layer, q[to], to, count, out), True
         attended = whole.attend(layer, torch.cat([q[each] for each in range(count)])).chunk(count)
@@ -121,7 +120,10 @@ class SharedModulations(nn.Module):
 
 def join(dit: DiT, group: SequenceParallel) -> None:
     """Make the layers share their modulations, and cache layers send their products, in place; to be called after all
-    other changes to the layers."""
+    other changes to the layers. All processes must call this."""
+    if group.link.device.type == 'cuda':  # the sizes of messages depend on it, so all must have the same
+        own = torch.cuda.get_device_properties(group.link.device).multi_processor_count
+        group.processors = int(group.link.all_gather(torch.tensor([own], device=group.link.device)).min())
     dit.shared_modulations = SharedModulations([block.modulation for block in dit.blocks], group)
     for block, is_cache in zip(dit.blocks, dit.kinds):
         block.modulation = nn.Identity()  # its input is the modulation already
