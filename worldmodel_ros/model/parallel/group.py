@@ -131,19 +131,10 @@ class SequenceParallel(Group):
         shape = like.shape[:-1].numel(), like.shape[-1] // width, width
         return ArrivingProducts(self, exchange, whole, places, shape if rounded else None, sent)
 
-    def send_parts(self, part: Callable[[int], Tensor], like: Tensor) -> Arriving:
-        """Send each process its part (n, K), as it is, of what this one has computed; ``like`` has its shape and type, on any
-        device. What an earlier exchange returned is valid only until this call."""
-        exchange, sent = self.link.exchange(like.nbytes), []
-        for to, source in self.link.turns():
-            sent.append(part(to).contiguous())
-            exchange.swap(sent[-1].view(-1).view(torch.uint8), to, source)
-        return Arriving(self, exchange, part(self.rank), sent)
-
 
 class ArrivingProducts:
     """Of ``SequenceParallel.send_products``: a part from each process, in the shape of its ``like``. ``own`` is there, the
-    others are still on their way: call one of ``others`` and ``whole``, once."""
+    others are still on their way: call one of ``others``, ``whole`` and ``through``, once."""
 
     def __init__(self, group: SequenceParallel, exchange: Exchange, whole: Tensor, places: Sequence[Tensor],
                  rounded: tuple[int, int, int] | None, sent: list[Tensor]):
@@ -173,21 +164,13 @@ class ArrivingProducts:
                 _coding(out).decode(self._exchange.whole[0, source][None], (len(out), *out.shape[2:]), out.dtype, out)
         return self._whole
 
-
-class Arriving:
-    """Rows (n, count * K), a part (n, K) from each process in turn; those of the others are still on their way."""
-
-    def __init__(self, group: SequenceParallel, exchange: Exchange, own: Tensor, sent: list[Tensor]):
-        self._group, self._exchange, self._own, self._sent = group, exchange, own, sent
-
     def through(self, linear: nn.Linear) -> Tensor:
-        """Return what a layer makes of the rows: own parts are multiplied while the others arrive."""
-        rank, columns = self._group.rank, linear.weight.chunk(self._group.count, 1)
-        total = torch.addmm(linear.bias, self._own, columns[rank].t())
-        self._exchange.wait()
-        parts = self._exchange.whole[0].view(total.dtype).view(self._group.count, *self._own.shape)
-        for _, source in self._group.link.turns():
-            total.addmm_(parts[source], columns[source].t())
+        """Return what a layer makes of all parts (n, K) next to one another, (n, count * K), none of which is rounded: own
+        ones are multiplied while the others arrive."""
+        columns = linear.weight.chunk(self._group.count, 1)
+        total = torch.addmm(linear.bias, self.own, columns[self._group.rank].t())
+        for source, part, _ in self.others():
+            total.addmm_(part, columns[source].t())
         return total
 
 

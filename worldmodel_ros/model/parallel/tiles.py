@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from worldmodel_ros.model.dit import Block, DiT
     from worldmodel_ros.model.tile_attention import PagedTiles
 
-Share = Callable[[int, 'Tensor | None'], Tensor]
+Share = Callable[[int, Tensor | None], Tensor]
 FRAMES, TOKENS, HEADS = 1, 2, -2  # axes of x (B, T, P, D), and of attended (B, T, P, H, d)
 
 

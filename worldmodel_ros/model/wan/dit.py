@@ -22,14 +22,14 @@ from ...kernels.flat_attention import cross_attention
 from ...kernels.linear import linear_gelu
 from ...kernels.quantise import FP8_MAX, SCALE_MIN
 from ...kernels.rows import Rounded, row_kernels
-from ..parallel.group import Arriving, TensorParallel
+from ..parallel.group import ArrivingProducts, TensorParallel
 from .config import PATCH, WanConfig
 from .norms import inverse_rms
 
 KEY_MULTIPLE = 8  # of a prompt's keys, so that attention under a bias needs no copy
 
 
-Attended = Tensor | Rounded | Arriving
+Attended = Tensor | Rounded | ArrivingProducts
 
 
 class Run(Protocol):
@@ -127,7 +127,7 @@ class WanBlock(nn.Module):
         """Return the stream after the layer; attended (N, D), the camera's scales and shifts (N, 2 * D), the prompt's keys and
         values (H, S, d), bias (S,) and scale ()."""
         kernels, parts, options = row_kernels(x), modulation.split(1), {'eps': self.eps, 'dtype': self.dtype}
-        if isinstance(attended, Arriving):
+        if isinstance(attended, ArrivingProducts):
             y = attended.through(self.proj)
         else:
             y = self.proj(attended.to(self.dtype) if isinstance(attended, Tensor) else attended)

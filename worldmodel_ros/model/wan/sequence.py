@@ -242,7 +242,7 @@ class PagedAttention:
             return F.pad(attended().rows(first, count), (0, 0, 0, each - count))
         like = qkv.new_empty(each, pool.heads * pool.head_dim, device='meta')
         if not fp8 and not self._group.rounded:
-            return self._group.send_parts(share, like)
+            return self._group.send_products(share, like, pool.head_dim)
         return self._group.exchange_products(share, like, pool.head_dim, joined=True).flatten(1)
 
     def keep(self, layer: int, qkv: Tensor, q_weight: Tensor, k_weight: Tensor) -> None:
