@@ -24,13 +24,7 @@ def test_the_server_drives_and_without_it_the_nodes_own_model_does_and_says_why(
         wait_for(lambda: served.service.listeners, 'the session')
         node.film(0.5)
         assert first_values(node)[-1] == SERVER
-        for _ in range(10):  # on busy cores a tick is late now and then, and lower tiers are served for some more
-            level, text, values = node.report()
-            assert values['backend'] == 'fake of the server', text
-            if level == diagnostics.OK:
-                break
-            node.film(0.5)
-        assert level == diagnostics.OK, text
+        assert node.film_until_well()['backend'] == 'fake of the server'
         wait_for(lambda: node.messages('predicted_future'), 'pictures of the server')
         question = WhatIf.Request(names=['left', 'policy'], horizon=0.3)
         answer = node.call(WhatIf, 'what_if', question)
