@@ -42,7 +42,7 @@ from worldmodel_ros.safety.motion import PositionMotion, Silences
 _STATUS_PERIOD = 0.1  # s
 _LOG_INTERVAL = 1.0  # s, between two log lines on refused chunks
 _STOP_SLACK = 0.01  # s after command_timeout_s, beyond which the diagnostics report a stop as late
-_FAREWELL = Duration(seconds=0.1)  # for the last stop to leave the process
+_FAREWELL = Duration(seconds=0.1)  # for the last stop to leave the process, and then for the last status
 _OVERHEAD = 4096  # bytes, for the other fields and a frame_id
 _PER_NAME = 8     # bytes, for length and alignment
 MAX_JOINT_STATE = 65536  # bytes: some hundreds of joints, with velocities and efforts
@@ -83,10 +83,11 @@ class CommandGate(Node):
         realtime.apply(self.get_logger(), parameters['realtime_priority'], all_threads=True)
 
     def on_shutdown(self) -> None:
-        """Stop the robot and wait until the message has left."""
+        """Stop the robot and wait until the messages of it have left."""
         self._send(self._gate.halt('the gate is shutting down', time.monotonic()))
         self._announce()
-        self._output.publisher.wait_for_all_acked(_FAREWELL)
+        for publisher in (self._output.publisher, self._status):
+            publisher.wait_for_all_acked(_FAREWELL)
 
     def _on_chunk(self, data: bytes) -> None:
         before, command = self._gate.last_refusal, None
