@@ -372,13 +372,18 @@ def test_true_futures_equal_a_replay_in_the_library(tmp_path):
         heard = []
         ticking = onlooker.create_subscription(
             Clock, '/clock', lambda message, info: heard.append((received_at(info), nanoseconds(message.clock))), qos.CAMERA)
-        onlooker.wait(lambda: len(heard) >= 50)
+        for _ in range(10):  # on busy cores it falls behind now and then
+            del heard[:]
+            onlooker.wait(lambda: len(heard) >= 50)
+            arrivals, clocks = zip(*heard)
+            if arrivals[-1] - arrivals[0] == pytest.approx(1e-9 * (clocks[-1] - clocks[0]), abs=0.1):
+                break
+        else:
+            raise AssertionError(f'{arrivals[-1] - arrivals[0]} s passed, and {clocks[-1] - clocks[0]} ns for the simulation')
         onlooker.destroy_subscription(ticking)
-        arrivals, clocks = zip(*heard)
         onlooker.listen('/clock', Clock, qos.CAMERA)
         assert min(b - a for a, b in zip(clocks, clocks[1:])) == 10_000_000  # where none is lost: best effort
         assert clocks[-1] - clocks[0] >= 490_000_000
-        assert arrivals[-1] - arrivals[0] == pytest.approx(1e-9 * (clocks[-1] - clocks[0]), abs=0.25)
         assert onlooker.set_parameters(clock_stop=True).successful
         onlooker.next('odom', 3)
         have = len(onlooker.received['/clock'])
