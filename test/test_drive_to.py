@@ -80,6 +80,12 @@ class Robot:
             due = max(due + 0.1, time.monotonic())
             time.sleep(max(0.0, due - time.monotonic()))
 
+    def stand_at(self, *pose):
+        """Be at (x, y, yaw) by odometry; return once the node has heard so. Readings of the test before are recent, too."""
+        self.pose = pose
+        readings = self.node.subject._deciding.odometry.readings
+        wait_for(lambda: (heard := readings.at(self.node.now())) and heard[0] == pytest.approx(pose), 'odometry')
+
     def send(self, **goal):
         """Send a goal; return its handle."""
         future = self.client.send_goal_async(
@@ -279,8 +285,7 @@ def test_what_cannot_be_driven_to_is_refused(robot, capfd, goal, why):
 def test_a_pose_is_a_goal_where_odometry_tells_where_the_robot_is(robot, capfd):
     assert not robot.send(pose=robot.place(1.0, 2.0)).accepted
     assert 'none is heard on odom' in capfd.readouterr().err
-    robot.pose = (1.0, 1.0, math.pi / 2)
-    wait_for(lambda: not robot.node.subject._deciding.odometry.degraded_reason(), 'odometry')
+    robot.stand_at(1.0, 1.0, math.pi / 2)
     assert not robot.send(pose=robot.place(1.0, 2.0, 'map')).accepted
     assert "frame 'map' is not understood" in capfd.readouterr().err
     assert not robot.send(pose=robot.place(math.nan, 2.0)).accepted
@@ -303,8 +308,7 @@ def test_a_pose_is_a_goal_where_odometry_tells_where_the_robot_is(robot, capfd):
 
 
 def test_the_orientation_of_a_pose_is_turned_to(robot):
-    robot.pose = (1.0, 1.0, 0.0)
-    wait_for(lambda: not robot.node.subject._deciding.odometry.degraded_reason(), 'odometry')
+    robot.stand_at(1.0, 1.0, 0.0)
     handle = robot.accepted(pose=robot.place(1.0, 1.0, yaw=1.0))
     result = handle.get_result_async()
     wait_for(lambda: robot.feedback, 'feedback')
@@ -321,8 +325,7 @@ def white():
 
 
 def test_an_image_is_a_goal_that_is_found_by_the_things_in_it(robot, capfd):
-    robot.pose = (1.0, 1.0, 0.0)
-    wait_for(lambda: not robot.node.subject._deciding.odometry.degraded_reason(), 'odometry')
+    robot.stand_at(1.0, 1.0, 0.0)
     SHOWN.clear()
     assert not robot.send(image=white()).accepted
     assert 'of one colour' in capfd.readouterr().err
@@ -355,8 +358,7 @@ def test_the_answer_says_so_where_an_image_may_be_of_many_places(thing, turn, sa
 
 
 def test_a_pose_of_rviz_is_driven_to_and_one_in_base_link_is_where_the_robot_was(robot):
-    robot.pose = (1.0, 1.0, math.pi / 2)
-    wait_for(lambda: not robot.node.subject._deciding.odometry.degraded_reason(), 'odometry')
+    robot.stand_at(1.0, 1.0, math.pi / 2)
     wait_for(robot.poses.get_subscription_count, 'the node to listen to goal_pose')
     robot.poses.publish(robot.place(0.0, 2.0))
     wait_for(lambda: robot.task.name == 'place (0.000, 2.000)', 'the place')
@@ -392,8 +394,7 @@ def test_feedback_leaves_out_what_is_not_known():
 
 
 def test_the_command_line_takes_an_image(robot, tmp_path, capsys):
-    robot.pose = (1.0, 1.0, 0.0)
-    wait_for(lambda: not robot.node.subject._deciding.odometry.degraded_reason(), 'odometry')
+    robot.stand_at(1.0, 1.0, 0.0)
     SHOWN.update(PLACES)
     there = tmp_path / 'there.png'
     assert cli.main(['drive-to', '--image', str(there)]) == 2
