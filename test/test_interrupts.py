@@ -45,6 +45,13 @@ def test_an_interrupt_that_python_drops_comes_again(name):
     assert (ended.returncode, ended.stdout, ended.stderr) == (1, '', 'ended by the signal\n')
 
 
+def test_an_interrupt_comes_again_until_it_is_raised_where_python_does_not_drop_it():
+    """On a busy machine the second one comes while the first is still being reported as dropped."""
+    slow = 'start = threading.Thread.start; threading.Thread.start = lambda thread: (start(thread), time.sleep(0.1))'
+    ended = run('SIGTERM', f'{slow}; os.kill(os.getpid(), signal.SIGTERM)')
+    assert (ended.returncode, ended.stdout, ended.stderr) == (1, '', 'ended by the signal\n')
+
+
 def test_other_dropped_exceptions_are_reported_as_before():
     ended = run('SIGINT', 'threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start(); raise ValueError("bad")')
     assert ended.returncode == 1 and 'ValueError: bad' in ended.stderr and ended.stderr.endswith('ended by the signal\n')

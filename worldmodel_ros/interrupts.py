@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+import time
 from contextlib import suppress
 from types import FrameType
 
@@ -22,16 +22,46 @@ class Interrupted(BaseException):
 
 
 def raise_interrupted() -> None:
-    """Make the next SIGINT or SIGTERM raise Interrupted, and later ones be ignored. Call it from the main thread."""
+    """
+    Make the next SIGINT or SIGTERM raise Interrupted, and later ones be ignored. Call it from the main thread.
+
+    Python drops an exception that a signal's handler raises in ``__del__`` or in a callback of a weak reference (the import
+    system has some): it reports the exception as ignored, and the program would go on without an end. So the signal is then
+    sent again until the exception was raised elsewhere.
+    """
+    raised = dropping = False
+    before = sys.unraisablehook
+
     def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal raised
+        if dropping:  # what is raised in the hook is dropped without another call of it
+            return
+        raised = True
         ignore()  # Ctrl-C in a terminal under ``ros2 launch`` arrives twice
         raise Interrupted
 
     def install() -> None:
         for number in SIGNALS:
             signal.signal(number, handle)
+
+    def repeat() -> None:
+        while True:
+            time.sleep(_REPEATED_AFTER)
+            if raised:
+                return
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def hook(unraisable: 'sys.UnraisableHookArgs') -> None:
+        nonlocal raised, dropping
+        if isinstance(unraisable.exc_value, Interrupted):
+            dropping, raised = True, False
+            install()
+            threading.Thread(target=repeat, name='interrupt', daemon=True).start()
+            dropping = False
+        else:
+            before(unraisable)
     install()
-    repeat_if_dropped(install)
+    sys.unraisablehook = hook
 
 
 class End:
@@ -62,21 +92,3 @@ def ignore() -> None:
     """Ignore both signals from now on."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-
-
-def repeat_if_dropped(prepare: Callable[[], object]) -> None:
-    """
-    Where Python has dropped an Interrupted, call ``prepare()`` and send the signal again.
-
-    Python drops an exception that a signal's handler raises in ``__del__`` or in a callback of a weak reference (the import
-    system has some): it reports the exception as ignored, and the program would go on without an end.
-    """
-    before = sys.unraisablehook
-
-    def hook(unraisable: 'sys.UnraisableHookArgs') -> None:
-        if isinstance(unraisable.exc_value, Interrupted):
-            prepare()
-            threading.Timer(_REPEATED_AFTER, os.kill, (os.getpid(), signal.SIGINT)).start()
-        else:
-            before(unraisable)
-    sys.unraisablehook = hook
