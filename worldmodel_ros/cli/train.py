@@ -11,18 +11,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _EXAMPLES = """examples:
-  # everything: simulated episodes, autoencoder, teacher, student, self-forcing, calibration, evaluation
+  # simulated episodes, teacher, student, calibration, evaluation, from the shipped weights and their autoencoder
   worldmodel train --config config/train/tiny.yaml
 
   # the same command resumes after Ctrl-C, and keeps finished stages; some stages, other values
-  worldmodel train --config config/train/tiny.yaml --stages data,vae
+  worldmodel train --config config/train/tiny.yaml --stages data,teacher
   worldmodel train --config config/train/tiny.yaml --out out/mine --set teacher.steps=2000 --set seed=1
 
   # four GPUs of this machine; on several machines: torchrun ... -m worldmodel_ros.cli train --config ...
   worldmodel train --config config/train/small.yaml --gpus 4
 
-  # only the last stages, from a student that was trained elsewhere
-  worldmodel train --config config/train/tiny.yaml --init out/student --stages data,self_forcing,calibration,evaluation
+  # only the last stages, from a teacher that was trained elsewhere
+  worldmodel train --config config/train/tiny.yaml --init out/teacher --stages data,student,calibration,evaluation
 
   # variants that differ in a few keys, four at a time, and a table of them
   worldmodel train --config config/train/ablations.yaml --gpus 4
