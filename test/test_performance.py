@@ -79,14 +79,15 @@ README = {
     'kill_latency_epyc_2_cores.json': ('stop_ms.median', 'stop_ms.max', 'kills'),
     'control_judged_mean.json': (*(f'parts.street.tasks.street.{who}.success' for who in ('one_step', 'none', 'oracle')),
                                  'parts.street.tasks.street.one_step.n'),
-    'ros_tick_base_h100.json': ('rows[run=a third machine of the same kind].camera_to_command_ms.p99',),
+    'ros_tick_base_h100.json': tuple(f'rows[run={run}].camera_to_command_ms.p99' for run in (
+        r'a fourth machine of the same kind\, 30 s', r'and fewer kernels\, another machine of the same kind')),
     'attention_h200.json': tuple(f'rows[pattern=window,tokens=16384,kernel=paged,dtype={dtype}].ratio_flex'
                                  for dtype in ('fp8', 'bf16'))}
 IN_README = {  # how a row says them
     'demo_street_epyc_2_cores.json': r'\[([\d.]+) / ([\d.]+) ms\]\S+, (\d+) of (\d+) late',
     'kill_latency_epyc_2_cores.json': r'\[(\d+) / (\d+) ms\]',
     'control_judged_mean.json': r'\[(\d+) / (\d+) / (\d+) %\]\S+ of (\d+)',
-    'ros_tick_base_h100.json': r'\[([\d.]+) ms\]',
+    'ros_tick_base_h100.json': r'\[([\d.]+) to ([\d.]+) ms\]',
     'attention_h200.json': r'\[([\d.]+) / ([\d.]+) times\]'}
 
 
