@@ -1,7 +1,8 @@
 """A walk through an imagined world: an image and camera poses in, an MP4 out.
 
-    pip install 'worldmodel-ros[net]'
-    python examples/camera_walk.py --image room.png --out walk.mp4
+It runs in the environment of this project (make setup):
+
+    .venv/bin/python examples/camera_walk.py --image room.png --out walk.mp4
 """
 import argparse
 import math

@@ -1,7 +1,8 @@
 """A robot without openpi-client that survives a lost network: the session continues, and no step is done twice.
 
-    pip install 'worldmodel-ros[net]'
-    python examples/reconnecting_robot.py            # stop and start the gateway meanwhile
+It runs in the environment of this project (make setup):
+
+    .venv/bin/python examples/reconnecting_robot.py            # stop and start the gateway meanwhile
 """
 import argparse
 import time

@@ -11,7 +11,7 @@ _EXAMPLES = """\
 examples:
   worldmodel calibrate drive1                           from a recording (`worldmodel record`): print the estimates
   worldmodel calibrate drive1 --out mine.yaml --parameters node.yaml
-  worldmodel calibrate --drive --deadman /joy --button 4    drive steps for 24 s, while the button is held
+  worldmodel calibrate --drive --deadman /joy --button 4    drive steps for 25 s, while the button is held
   worldmodel calibrate --drive --deadman /deadman           the same with std_msgs/Bool, true ten times a second
 
 The base needs its own command timeout, and the robot 1 m of free space around it. To estimate camera pitch and wheel slip as

@@ -15,8 +15,7 @@ examples:
   worldmodel evaluate control --seeds 5000000:5000060 --tasks street --controllers oracle reactive b1 --variants stops delay
   worldmodel evaluate control --seeds 5000000:5000020 --tasks street --forecast out/scene --ros
   worldmodel evaluate control --seeds 5000000:5000020 --goals pose image colour --controllers oracle one_step --forecast tiny
-  worldmodel evaluate control --seeds 5000000:5000020 --tasks rooms --controllers b1 \
-      --variants camera_wider camera_wider_uncorrected
+  worldmodel evaluate control --seeds 5000000:5000020 --tasks rooms --controllers b1 --variants camera_wider camera_higher
 
 Prints one JSON object. The same seeds give the same numbers on one machine, with any number of workers.
 """
