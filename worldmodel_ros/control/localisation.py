@@ -260,7 +260,9 @@ class Localiser:
             return False
         gain = common @ inverse
         self._state += gain @ errors
-        self._covariance -= gain @ common.T
+        covariance = self._covariance - gain @ common.T
+        # Symmetric, or the rounding errors of its two halves grow apart until the gains are wrong: after minutes of driving.
+        self._covariance = (covariance + covariance.T) / 2
         return True
 
     def _normals(self) -> np.ndarray:
