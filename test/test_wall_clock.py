@@ -2,6 +2,7 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -16,6 +17,26 @@ from worldmodel_ros.paths import config_directory, find_executable
 HOUR = 3600.0  # s
 PERIOD = 0.1   # s, of the gate's status, by a timer on the steady clock
 PATIENCE = 60.0  # s, for the gate to start on a busy machine
+
+SLOW_SERVICES = f'''
+import sys
+from rclpy.clock import Clock, ClockType
+from rclpy.node import Node
+from worldmodel_ros.nodes.common.spin import ServiceThread, run
+
+class Owner(Node):
+    def __init__(self):
+        super().__init__('owner')
+        self.slow = ServiceThread(self, 'owner_slow', 'slow')
+        steady = Clock(clock_type=ClockType.STEADY_TIME)
+        self.slow.node.create_timer({PERIOD}, lambda: print('tick', flush=True), clock=steady)
+        self.slow.start()
+
+    def on_shutdown(self):
+        self.slow.stop()
+
+sys.exit(run(Owner))
+'''
 
 pytestmark = [pytest.mark.ros, pytest.mark.waiting,
               pytest.mark.skipif(bool(no_compiler()), reason=no_compiler() or 'gcc is there')]
@@ -62,4 +83,29 @@ def test_the_gates_timers_go_on(heard, tmp_path, executor, offset):
     finally:
         gate.kill()
         gate.wait()
+        shim.close()
+
+
+@pytest.mark.parametrize('offset', [HOUR, -HOUR], ids=['ahead', 'back'])
+def test_the_timers_of_slow_services_go_on(tmp_path, offset):
+    shim, ticks = Shim(tmp_path / 'shim'), []
+    process = subprocess.Popen([sys.executable, '-c', SLOW_SERVICES], env={**os.environ, **shim.environment},
+                               stdout=subprocess.PIPE, text=True)
+    reader = threading.Thread(target=lambda: ticks.extend(process.stdout), daemon=True)
+    reader.start()
+    try:
+        end = time.monotonic() + PATIENCE
+        while not ticks:
+            assert time.monotonic() < end and process.poll() is None, 'the timer never ran'
+            time.sleep(0.05)
+        shim.set_wall_clock(offset)
+        before = len(ticks)
+        time.sleep(1.5)
+        assert len(ticks) - before >= 0.5 * 1.5 / PERIOD, 'the timer has stopped with the wall clock'
+        process.terminate()
+        assert process.wait(10.0) == 0
+    finally:
+        process.kill()
+        process.wait()
+        reader.join()
         shim.close()

@@ -28,6 +28,8 @@ _GUARD_PERIOD = 0.02  # s, between two checks of the wall clock
 _SET_BACK = 5_000_000  # ns; a slewed clock differs by less between two checks
 _POLL_PERIOD = 0.1  # s, upper bound for noticing a signal while no callback runs
 
+_of_services: set[Executor] = set()
+
 
 class _Contained:
     """Logs uncaught exceptions of callbacks: each place at once, then at most every few seconds."""
@@ -52,11 +54,13 @@ class _Contained:
 
 class _ClockGuard:
     """
-    Detects, by the steady clock, that the machine's wall clock was set back; then sets ``set_back`` and wakes the executor.
+    Detects, by the steady clock, that the machine's wall clock was set back; then sets ``set_back``, and wakes the executor and
+    those of the services.
 
     The rclpy and rmw wheels are built for an old C library, which implements a timed wait as a wait until a wall-clock time. If
     the clock is set back by an hour, a wait in progress lasts for an hour: no timer runs, not even the gate's watchdog, and no
-    signal is handled. Only a newly created executor is free of such waits in its threads.
+    signal is handled. Only a newly created executor is free of such waits in its threads; one without threads of its own, as
+    that of services, only needs to be woken.
     """
 
     def __init__(self, executor: Executor) -> None:
@@ -76,6 +80,8 @@ class _ClockGuard:
             now = wall_minus_steady()
             if now < before - _SET_BACK:
                 self.set_back = True
+                for executor in tuple(_of_services):
+                    executor.wake()
             if self.set_back:  # until it is handled
                 self.executor.wake()
             before = now
@@ -95,6 +101,7 @@ class ServiceThread:
                          enable_rosout=False, start_parameter_services=False)
         self._executor = SingleThreadedExecutor(context=owner.context)
         self._executor.add_node(self.node)
+        _of_services.add(self._executor)
         self._prepare, self._prepared = prepare, Promise()
         self._errors = _Contained(owner)
         self._thread = threading.Thread(target=self._serve, name=thread_name, daemon=True)
@@ -106,6 +113,7 @@ class ServiceThread:
 
     def stop(self) -> None:
         """Finish the request in progress and end."""
+        _of_services.discard(self._executor)
         self._executor.shutdown()
         self._thread.join()
         self.node.destroy_node()
