@@ -15,7 +15,7 @@ from rclpy.action import ActionClient
 from sensor_msgs.msg import Image
 from std_msgs.msg import String
 from test_world_model_node_deciding import SLOT, Stream, forecasts
-from world_model_rig import active, rig, wait_for
+from world_model_rig import MOTION, active, rig, wait_for
 
 from worldmodel_ros import cli
 from worldmodel_ros.action import DriveTo
@@ -412,5 +412,10 @@ def test_a_goal_ends_with_the_activation_and_nothing_is_accepted_without_a_forec
         assert node.change('deactivate')
         assert robot.result(handle).result.code == DriveTo.Result.STOPPED
         assert not robot.send(goal='red').accepted
+        wait_for(lambda: not robot.task.terms, 'the goal to be forgotten')
+        before = len(node.messages())
+        assert node.change('activate')
+        wait_for(lambda: 'no goal' in node.statuses[-1].reason, 'the robot to stand')
+        assert all(chunk.tier not in MOTION for chunk in node.messages()[before:])
     with rig('configure', 'activate', namespace='other') as node, robot_of(node) as robot:
         assert not robot.send(goal='red').accepted

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from rclpy.action import ActionServer, CancelResponse, GoalResponse
 from rclpy.action.server import ServerGoalHandle
+from rclpy.clock import Clock, ClockType
 from rclpy.lifecycle import LifecycleNode
 from rclpy.task import Future
 from sensor_msgs.msg import Image
@@ -57,9 +58,11 @@ class Driver(Protocol):
 
 @dataclass
 class _Driving:
-    """The active goal. ``number``: ``goals_set`` when it was set; ``after``: the newest decision before it."""
+    """The active goal. ``number``: ``goals_set`` when it was set; ``after``: the newest decision before it. ``driver`` is also
+    there once the node is not active, and must not drive to the goal when it is active again."""
 
     handle: ServerGoalHandle
+    driver: Driver
     task: Task
     number: int
     began: float
@@ -76,13 +79,13 @@ class DriveToServer(ServiceThread):
         self.driver: Driver | None = None
         self._of = node
         self._driving: _Driving | None = None
-        self._accepted: tuple[Task, int, Decided | None] | None = None
+        self._accepted: tuple[Driver, Task, int, Decided | None] | None = None
         self._ends: dict[bytes, Future] = {}
         self._server = ActionServer(
             self.node, DriveTo, node.resolve_service_name(NAME), self._execute, goal_callback=self._on_goal,
             handle_accepted_callback=self._on_accepted, cancel_callback=self._on_cancel)
         self.node.create_subscription(Image, node.resolve_topic_name(IMAGES), self._on_image, STATUS)
-        self._timer = self.node.create_timer(FEEDBACK_PERIOD, self._look)
+        self._timer = self.node.create_timer(FEEDBACK_PERIOD, self._look, clock=Clock(clock_type=ClockType.STEADY_TIME))
         self._timer.cancel()  # runs only while there is a goal
         self.start()
 
@@ -113,12 +116,12 @@ class DriveToServer(ServiceThread):
             raise TaskError('the node is not active, or has no forecast: set the parameter forecast, and activate it')
         return driver
 
-    def _begin(self, request: DriveTo.Goal, shown: Task | None) -> tuple[Task, int, Decided | None]:
+    def _begin(self, request: DriveTo.Goal, shown: Task | None) -> tuple[Driver, Task, int, Decided | None]:
         driver = self._active()
         before = driver.newest_decision()
         task = self._task_of(request, shown, driver)
         driver.drive(request.goal, task)
-        return task, driver.goals_set, before
+        return driver, task, driver.goals_set, before
 
     def _task_of(self, request: DriveTo.Goal, shown: Task | None, driver: Driver) -> Task:
         given = [name for name, is_there in (('goal', request.goal), ('pose', request.pose.header.frame_id),
@@ -134,11 +137,11 @@ class DriveToServer(ServiceThread):
         return read_task(request.task) if given == ['task'] else to_goal(request.goal)
 
     def _on_accepted(self, handle: ServerGoalHandle) -> None:
-        (task, number, before), former = self._accepted, self._driving
+        (driver, task, number, before), former = self._accepted, self._driving
         if former:
             self._end(former, DriveTo.Result.PREEMPTED, 'another goal has taken its place')
         ended = self._ends[bytes(handle.goal_id.uuid)] = Future(executor=self._executor)
-        self._driving = _Driving(handle, task, number, time.monotonic(), ended, before)
+        self._driving = _Driving(handle, driver, task, number, time.monotonic(), ended, before)
         self._timer.reset()
         handle.execute()
 
@@ -155,15 +158,16 @@ class DriveToServer(ServiceThread):
 
     def _look(self) -> None:
         """Publish feedback, and end the goal if it is due."""
-        driving, driver = self._driving, self.driver
+        driving = self._driving
         if driving is None:
             return
-        result, elapsed = DriveTo.Result, time.monotonic() - driving.began
+        driver, result, elapsed = driving.driver, DriveTo.Result, time.monotonic() - driving.began
         if driving.handle.is_cancel_requested:
-            self._stand(driver, driving)
+            self._stand(driving)
             self._end(driving, 0, 'cancelled')
             return
-        if driver is None:
+        if self.driver is None:
+            self._stand(driving)
             self._end(driving, result.STOPPED, 'the node was deactivated')
             return
         if driver.goals_set != driving.number:
@@ -176,23 +180,22 @@ class DriveToServer(ServiceThread):
             driving.distance = told.distance
             driving.handle.publish_feedback(told)
             if is_done(decided):
-                self._stand(driver, driving)
+                self._stand(driving)
                 self._end(driving, result.REACHED, f'reached: {told.distance:.2f} m{said_of(decided)}')
                 return
         timeout = driving.handle.request.timeout
         if timeout and elapsed > timeout:
-            self._stand(driver, driving)
+            self._stand(driving)
             self._end(driving, result.TIMEOUT, f'not reached within {timeout:g} s')
 
-    def _stand(self, driver: Driver | None, driving: _Driving) -> None:
+    def _stand(self, driving: _Driving) -> None:
         def stand() -> None:
-            if driver.goals_set == driving.number:  # otherwise another goal is active and must go on
-                driver.stand()
-        if driver:
-            try:
-                self._on_executor(stand, even_late=True)
-            except TaskError as error:
-                self._of.get_logger().error(f'{NAME}: the robot could not be told to stand in time: {error}')
+            if driving.driver.goals_set == driving.number:  # otherwise another goal is active and must go on
+                driving.driver.stand()
+        try:
+            self._on_executor(stand, even_late=True)
+        except TaskError as error:
+            self._of.get_logger().error(f'{NAME}: the robot could not be told to stand in time: {error}')
 
     def _end(self, driving: _Driving, code: int, reason: str) -> None:
         handle = driving.handle
