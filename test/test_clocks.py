@@ -1,10 +1,14 @@
 """The two clocks of the machine, read by a thread that may have to wait between them."""
 import time
+from types import SimpleNamespace
 
 import pytest
+from rclpy.clock import ClockType
+from rclpy.logging import get_logger
 
 from worldmodel_ros import clocks
 from worldmodel_ros.nodes.common import spin
+from worldmodel_ros.nodes.common.logs import at_most_every
 
 
 class Clocks:
@@ -42,3 +46,18 @@ def test_the_guard_takes_no_pause_of_its_own_for_a_clock_that_was_set_back(monke
     time.sleep(0.3)
     guard.stop()
     assert not guard.set_back
+
+
+def test_what_is_logged_at_most_every_so_often_is_logged_by_the_steady_clock(monkeypatch):
+    """By the wall clock, a place that has logged before would be silent for as long as that is set back."""
+    def logged():
+        return [logger.info('again', **at_most_every(0.05)) for _ in range(3)]
+    logger = get_logger('often')
+    monkeypatch.setattr(at_most_every(0.05)['throttle_time_source_type'], 'now', lambda: SimpleNamespace(nanoseconds=now))
+    now = 10**9
+    assert logged() == [True, False, False]
+    now += 40_000_000
+    assert logged() == [False, False, False]
+    now += 10_000_000
+    assert logged() == [True, False, False]
+    assert at_most_every(0.05)['throttle_time_source_type'].clock_type == ClockType.STEADY_TIME

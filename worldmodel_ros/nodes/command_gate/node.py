@@ -29,6 +29,7 @@ from worldmodel_ros import realtime
 from worldmodel_ros.msg import ActionChunk, CommandStatus
 from worldmodel_ros.nodes.command_gate.parameters import axis_names, inconsistency, make_motion, make_policy, retune
 from worldmodel_ros.nodes.common import diagnostics
+from worldmodel_ros.nodes.common.logs import at_most_every
 from worldmodel_ros.nodes.common.messages import NS, duration_message, nanoseconds, time_message
 from worldmodel_ros.nodes.common.parameters import Parameters
 from worldmodel_ros.nodes.common.qos import COMMAND, JOINT_STATES, STATUS
@@ -107,7 +108,7 @@ class CommandGate(Node):
                 self._oldest = max(self._oldest, (ros_now - command.stamp) * 1e-9)
         elif self._gate.last_refusal is not before:
             self.get_logger().warning(
-                f'refused: {self._gate.last_refusal.text}', throttle_duration_sec=_LOG_INTERVAL)
+                f'refused: {self._gate.last_refusal.text}', **at_most_every(_LOG_INTERVAL))
         self._announce()
 
     def _on_joint_state(self, data: bytes) -> None:
@@ -116,7 +117,7 @@ class CommandGate(Node):
                    self._gate.motion.joints.hear(message.name, message.position, time.monotonic()))
         if refusal:
             self.refusals.count('joint_states')
-            self.get_logger().warning(f'refused: {refusal}', throttle_duration_sec=_LOG_INTERVAL)
+            self.get_logger().warning(f'refused: {refusal}', **at_most_every(_LOG_INTERVAL))
 
     def _on_tick(self) -> None:
         now = time.monotonic()

@@ -24,6 +24,7 @@ from visualization_msgs.msg import Marker, MarkerArray
 from worldmodel_ros.demo.recording import (
     Choice, Command, Future, Option, Pose, PredictedThing, Recording, Room, Sighting, Thing, Tick)
 from worldmodel_ros.msg import DeadlineStatus, Decision, PredictedFuture, Task
+from worldmodel_ros.nodes.common.logs import at_most_every
 from worldmodel_ros.nodes.common.messages import nanoseconds
 from worldmodel_ros.nodes.common.qos import JUDGEMENTS, LATCHED, STATUS
 from worldmodel_ros.nodes.common.tasks import AIMS
@@ -213,7 +214,7 @@ def _spin(node: Node, executor: Executor, over: threading.Event) -> None:
         try:
             executor.spin_once(timeout_sec=0.1)
         except Exception as error:  # one message that cannot be read must not end the recording
-            node.get_logger().error(f'a message was not recorded: {error!r}', throttle_duration_sec=5.0)
+            node.get_logger().error(f'a message was not recorded: {error!r}', **at_most_every(5.0))
 
 
 def _thing(marker: Marker) -> Thing:

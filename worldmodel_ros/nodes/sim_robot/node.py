@@ -24,6 +24,7 @@ from worldmodel_ros import realtime
 from worldmodel_ros.clocks import wall_minus_steady
 from worldmodel_ros.msg import Task
 from worldmodel_ros.nodes.common import diagnostics, qos
+from worldmodel_ros.nodes.common.logs import at_most_every
 from worldmodel_ros.nodes.common.messages import nanoseconds, time_message, to_jpeg
 from worldmodel_ros.nodes.common.parameters import Parameters
 from worldmodel_ros.nodes.common.spin import run
@@ -159,7 +160,7 @@ class SimRobot(Node):
                 # One bad image or message must not end the simulation.
                 self.refusals.count(f'exception: {type(error).__name__} in the simulation')
                 self.get_logger().error(
-                    f'a step of the simulation failed: {error!r}', throttle_duration_sec=5.0)
+                    f'a step of the simulation failed: {error!r}', **at_most_every(5.0))
 
     def _begin_episode(self, seed: int) -> None:
         if self._episodes:

@@ -25,6 +25,7 @@ from worldmodel_ros.inputs.images import ImageError
 from worldmodel_ros.inputs.odometry import Reading, WheelReadings, yaw_of
 from worldmodel_ros.inputs.ticks import ExecutedActions, Frames, FrameSettings, Pace, is_usable
 from worldmodel_ros.nodes.common.diagnostics import Refusals
+from worldmodel_ros.nodes.common.logs import at_most_every
 from worldmodel_ros.nodes.common.messages import NS, nanoseconds
 from worldmodel_ros.nodes.common.qos import COMMAND, LATCHED, ODOMETRY
 from worldmodel_ros.nodes.common.what_if_request import BASE
@@ -145,7 +146,7 @@ class Intake:
 
     def _refuse(self, kind: str, text: str) -> Taken:
         self._refusals.count(f'image: {kind}')
-        self._logger.warning(f'image refused: {text}', throttle_duration_sec=_LOG_INTERVAL)
+        self._logger.warning(f'image refused: {text}', **at_most_every(_LOG_INTERVAL))
         return Taken(False)
 
 
@@ -260,7 +261,7 @@ class ExecutedTopic:
         text = (f'commands go out, but none was heard on {self._topic} ({own}) for {now - since:.0f} s, so that the '
                 'model takes the robot to stand still, and a frozen camera would not be noticed: '
                 f'{self._remedy(others)}')
-        self._node.get_logger().warning(text, throttle_duration_sec=_REMINDER)
+        self._node.get_logger().warning(text, **at_most_every(_REMINDER))
         return text
 
     def _remedy(self, others: set[str]) -> str:
@@ -287,7 +288,7 @@ class ExecutedTopic:
             self._node.get_logger().warning(
                 f'no executed command came for more than {self._timeout:g} s although the last one moved the robot, '
                 'which was taken to have braked; for a topic that tells changes only, set executed_timeout_s to 0',
-                throttle_duration_sec=_LOG_INTERVAL)
+                **at_most_every(_LOG_INTERVAL))
         self.actions.add(now, action)
 
 

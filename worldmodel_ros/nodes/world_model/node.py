@@ -44,6 +44,7 @@ from worldmodel_ros.model.checkpoint_description import ModelError
 from worldmodel_ros.nodes.common import diagnostics
 from worldmodel_ros.msg import Task as TaskMessage
 from worldmodel_ros.nodes.common.diagnostics import Refusals
+from worldmodel_ros.nodes.common.logs import at_most_every
 from worldmodel_ros.nodes.common.messages import NS
 from worldmodel_ros.nodes.common.parameters import Parameters
 from worldmodel_ros.nodes.common.qos import CAMERA, STATUS
@@ -283,7 +284,7 @@ class WorldModelNode(LifecycleNode):
         goal = goal.strip()
         if refusal := self._goal_refusal(goal):
             self.refusals.count('goal: unknown')
-            self.get_logger().warning(f'goal refused: {refusal}', throttle_duration_sec=_LOG_INTERVAL)
+            self.get_logger().warning(f'goal refused: {refusal}', **at_most_every(_LOG_INTERVAL))
         else:
             self._set_goal(goal)
 
@@ -292,7 +293,7 @@ class WorldModelNode(LifecycleNode):
             self.drive('', self.place_of(message))
         except TaskError as error:
             self.refusals.count('goal_pose')
-            self.get_logger().warning(f'goal_pose refused: {error}', throttle_duration_sec=_LOG_INTERVAL)
+            self.get_logger().warning(f'goal_pose refused: {error}', **at_most_every(_LOG_INTERVAL))
 
     def _goal_refusal(self, goal: str) -> str | None:
         if self._engine is None or not goal or goal in self._engine.spec.goals:
@@ -358,7 +359,7 @@ class WorldModelNode(LifecycleNode):
         try:
             self._set_task(message)
         except TaskError as error:
-            self.get_logger().warning(f'task refused: {error}', throttle_duration_sec=_LOG_INTERVAL)
+            self.get_logger().warning(f'task refused: {error}', **at_most_every(_LOG_INTERVAL))
 
     def _on_set_task(self, request: SetTask.Request, response: SetTask.Response) -> SetTask.Response:
         try:
@@ -562,7 +563,7 @@ class Activation:
         self._refusals.count(f'engine: {type(error).__name__}')
         self._node.get_logger().error(
             f'the engine failed: {reason}\n{"".join(traceback.format_exception(error))}',
-            throttle_duration_sec=_LOG_INTERVAL)
+            **at_most_every(_LOG_INTERVAL))
         if restarted:
             self.intake.begin_episode()
 

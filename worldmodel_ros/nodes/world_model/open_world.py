@@ -24,6 +24,7 @@ from worldmodel_ros.motion import path
 from worldmodel_ros.msg import ActionChunk, PredictedFuture, Timings
 from worldmodel_ros.nodes.common import diagnostics
 from worldmodel_ros.nodes.common.diagnostics import Refusals
+from worldmodel_ros.nodes.common.logs import at_most_every
 from worldmodel_ros.nodes.common.messages import float32s, frames, header, time_message, to_jpeg
 from worldmodel_ros.nodes.common.qos import CAMERA, STATUS
 from worldmodel_ros.nodes.world_model.camera import STATIC
@@ -116,7 +117,7 @@ class World:
                 np.reshape(message.k, (3, 3)), (message.height, message.width), self._world.spec.image_size)
         except ValueError as error:
             self._refusals.count('camera_info')
-            self._node.get_logger().warning(f'camera_info refused: {error}', throttle_duration_sec=_LOG_INTERVAL)
+            self._node.get_logger().warning(f'camera_info refused: {error}', **at_most_every(_LOG_INTERVAL))
             return
         if not self._calibrated and any(message.d):
             self._node.get_logger().warning(
@@ -170,7 +171,7 @@ class WorldActivation:
             self._refusals.count('image: camera not calibrated')
             self._node.get_logger().warning(
                 'nothing is predicted: camera/camera_info has not been heard, and world.json has no intrinsics',
-                throttle_duration_sec=_LOG_INTERVAL)
+                **at_most_every(_LOG_INTERVAL))
             return
         twist = self.executed.actions.mean(None, observation.stamp)
         self.worker.submit(Seen(observation.image, observation.stamp, observation.received, base_pose(base), twist,
@@ -211,7 +212,7 @@ class WorldActivation:
             self._failures, self._failure = self._failures + 1, f'{type(error).__name__}: {error}'
         self._refusals.count(f'engine: {type(error).__name__}')
         self._node.get_logger().error(f'the model failed, and begins again with the next image:\n'
-                                      f'{"".join(traceback.format_exception(error))}', throttle_duration_sec=_LOG_INTERVAL)
+                                      f'{"".join(traceback.format_exception(error))}', **at_most_every(_LOG_INTERVAL))
 
     def judge(self) -> tuple[bytes, str]:
         """Return level and message of a report."""

@@ -24,6 +24,7 @@ from worldmodel_ros.inputs.ticks import misfit
 from worldmodel_ros.motion import path
 from worldmodel_ros.msg import ActionChunk, DeadlineStatus, Decision, PredictedFuture, Timings
 from worldmodel_ros.nodes.common.diagnostics import ERROR, OK, WARN
+from worldmodel_ros.nodes.common.logs import at_most_every
 from worldmodel_ros.nodes.common.messages import NS, float32s, frames, header, time_message, to_jpeg
 from worldmodel_ros.nodes.common.qos import COMMAND, STATUS
 from worldmodel_ros.nodes.world_model import decisions
@@ -131,7 +132,7 @@ class Outputs:
             try:
                 publish()
             except Exception as error:
-                self._node.get_logger().error(f'publishing failed: {error!r}', throttle_duration_sec=5.0)
+                self._node.get_logger().error(f'publishing failed: {error!r}', **at_most_every(5.0))
 
 
 def action_chunk(answer: Answer, names: list[str], step_period: float, frame_id: str) -> ActionChunk:
