@@ -28,7 +28,7 @@ _GUARD_PERIOD = 0.02  # s, between two checks of the wall clock
 _SET_BACK = 5_000_000  # ns; a slewed clock differs by less between two checks
 _POLL_PERIOD = 0.1  # s, upper bound for noticing a signal while no callback runs
 
-_of_services: set[Executor] = set()
+_of_services: set[Executor] = set()  # executors of this process's ServiceThreads
 
 
 class _Contained:

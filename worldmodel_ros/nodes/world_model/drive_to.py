@@ -167,7 +167,9 @@ class DriveToServer(ServiceThread):
             self._end(driving, 0, 'cancelled')
             return
         if self.driver is None:
-            self._stand(driving)
+            # Not waited for: the node may be ending, and does nothing any more.
+            if executor := self._of.executor:
+                executor.create_task(self._forget, driving)
             self._end(driving, result.STOPPED, 'the node was deactivated')
             return
         if driver.goals_set != driving.number:
@@ -189,13 +191,14 @@ class DriveToServer(ServiceThread):
             self._end(driving, result.TIMEOUT, f'not reached within {timeout:g} s')
 
     def _stand(self, driving: _Driving) -> None:
-        def stand() -> None:
-            if driving.driver.goals_set == driving.number:  # otherwise another goal is active and must go on
-                driving.driver.stand()
         try:
-            self._on_executor(stand, even_late=True)
+            self._on_executor(lambda: self._forget(driving), even_late=True)
         except TaskError as error:
             self._of.get_logger().error(f'{NAME}: the robot could not be told to stand in time: {error}')
+
+    def _forget(self, driving: _Driving) -> None:
+        if driving.driver.goals_set == driving.number:  # otherwise another goal is active and must go on
+            driving.driver.stand()
 
     def _end(self, driving: _Driving, code: int, reason: str) -> None:
         handle = driving.handle
