@@ -185,8 +185,10 @@ def test_a_signal_stops_the_robot_and_ends_the_process_with_code_0(rig, gate, nu
     assert gate.wait(DEADLINE) == 0
     wait_for(lambda: stamp_ns(rig.commands[-1][1]) == 0, 'the farewell')
     assert rig.commands[-1][1].twist.linear.x == 0.0
-    # Not the first reason: if this process paused between two commands, the gate has stopped before.
     wait_for(lambda: rig.status.reason == 'the gate is shutting down', 'the last status')
+    # If this process paused between two commands, the gate had stopped before.
+    assert rig.status.latched
+    assert rig.status.first_reason == rig.status.reason or 'no command passed' in rig.status.first_reason
 
 
 def test_status_and_diagnostics_keep_coming_and_name_what_was_refused(rig, gate):

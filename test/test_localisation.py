@@ -39,12 +39,21 @@ def drive(localiser, seconds=60.0, yaw_drift=0.1, seed=0, see=seen_from):
     rng = np.random.default_rng(seed)
     true, odometry = np.array([[0.0, 0.0, 0.0]]), np.array([[0.0, 0.0, 0.0]])
     for tick in range(round(seconds / PERIOD)):
-        twist = np.array([[0.4, 0.8 if math.sin(tick / 40.0) > 0 else -0.8]])
-        true = along_arc(true, twist, PERIOD)
-        odometry = along_arc(odometry, twist * 1.01 + [[0.0, yaw_drift * twist[0, 0]]], PERIOD)
-        localiser.moved(odometry[0])
-        localiser.saw(*see(true[0], rng))
+        true, odometry = follow(eight(tick), localiser, true, odometry, rng, yaw_drift, see)
     return true[0], odometry[0]
+
+
+def eight(tick):
+    return np.array([[0.4, 0.8 if math.sin(tick / 40.0) > 0 else -0.8]])
+
+
+def follow(twist, localiser, true, odometry, rng, yaw_drift=0.1, see=seen_from, commanded=None):
+    """Drive one tick, and have the localiser hear and see it; return truth and odometry (1, 3)."""
+    true = along_arc(true, twist, PERIOD)
+    odometry = along_arc(odometry, twist * 1.01 + [[0.0, yaw_drift * twist[0, 0]]], PERIOD)
+    localiser.moved(odometry[0], PERIOD, commanded)
+    localiser.saw(*see(true[0], rng))
+    return true, odometry
 
 
 def test_a_quarter_of_an_hour_in_one_room_leaves_the_estimate_as_good_as_it_was():
@@ -55,14 +64,11 @@ def test_a_quarter_of_an_hour_in_one_room_leaves_the_estimate_as_good_as_it_was(
     localiser.saw(*seen_from(true[0]))
     for tick in range(9000):
         x, y, yaw = true[0]
-        twist = np.array([[0.4, 0.8 if math.sin(tick / 40.0) > 0 else -0.8]])
+        twist = eight(tick)
         if abs(x) > 1.4 or abs(y) > 1.1:  # back to the middle
             off = math.remainder(math.atan2(-y, -x) - yaw, math.tau)
             twist = np.array([[0.3 if abs(off) < 0.6 else 0.05, min(max(2.0 * off, -1.0), 1.0)]])
-        true = along_arc(true, twist, PERIOD)
-        odometry = along_arc(odometry, twist * 1.01 + [[0.0, 0.1 * twist[0, 0]]], PERIOD)
-        localiser.moved(odometry[0], PERIOD, twist[0])
-        localiser.saw(*seen_from(true[0], rng))
+        true, odometry = follow(twist, localiser, true, odometry, rng, commanded=twist[0])
         assert math.dist(localiser.pose[:2], true[0, :2]) < 0.15, f'after {tick * PERIOD:.1f} s'
 
 

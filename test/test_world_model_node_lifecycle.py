@@ -113,8 +113,7 @@ def test_activations_that_fail_half_way_leave_nothing_and_a_later_one_succeeds(w
         assert not any(session() for session in sessions), 'its memory is kept from the next one'
         assert node.change('activate')
         assert started() == ['engine', 'publishing']
-        node.film(0.4)
-        node.film_until(lambda: node.messages()[-1].tier in MOTION, 'a command')  # any tick may be late
+        node.film_until(lambda: node.messages() and node.messages()[-1].tier in MOTION, 'a command')  # any tick may be late
         assert node.change('deactivate')
         assert not started()
 
@@ -160,7 +159,7 @@ def test_reactivation_begins_a_new_episode_with_a_new_session():
 
         def later():
             return [chunk.tier for chunk in node.messages() if chunk.episode_id > first]
-        node.film_until(lambda: later()[-1:] and later()[-1] in MOTION, 'a command')  # any tick may be late
+        node.film_until(lambda: (tiers := later()) and tiers[-1] in MOTION, 'a command')  # any tick may be late
         wait_for(lambda: node.statuses[-1].two_step <= len(later()), 'counts of the new episode alone')
         assert len(node.engine.sessions) == 2
 

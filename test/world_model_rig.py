@@ -185,7 +185,7 @@ class Rig:
 
     def film_until_well(self, timeout=60.0):
         """
-        Act as a camera and a base that moves until a report tells of no fault; return its values.
+        Act as a camera and a base that moves until a report tells of no fault; return the values of all reports meanwhile.
 
         On busy cores a tick is late now and then; and a camera that pauses, or a base that is silent, is a fault of its own.
         """
@@ -193,16 +193,16 @@ class Rig:
             self.twists.publish(self.twist())
             self.images.publish(self.image())
 
-        reported = []
+        before = len(self.messages('/diagnostics'))
 
-        def well():
-            reported[:] = [report_of(message) for message in self.messages('/diagnostics')[-1:]]
-            return reported and reported[0][0] == diagnostics.OK
+        def reports():
+            return [report_of(message) for message in self.messages('/diagnostics')[before:]]
         try:
-            self.film_until(well, 'a report without a fault', timeout, publish)
+            self.film_until(lambda: (told := reports()) and told[-1][0] == diagnostics.OK, 'a report without a fault',
+                            timeout, publish)
         except AssertionError as error:
-            raise AssertionError(f'{error}; the last one: {reported}') from None
-        return reported[0][2]
+            raise AssertionError(f'{error}; the newest: {reports()[-1:]}') from None
+        return [values for *_, values in reports()]
 
     @staticmethod
     def twist(v=0.3, w=0.0):
