@@ -12,7 +12,7 @@ from worldmodel_ros.control.deciding_worker import DecidingWorker
 from worldmodel_ros.control.deliberation import (
     CANDIDATES, FEWEST, Candidate, Deliberation, Effort, Settings, Veto, candidates_by_worth)
 from worldmodel_ros.control.ladder import NS, Settings as LadderSettings, Tier, Verdict
-from worldmodel_ros.control.pilot import COUNTS, SLOTS, Odometry, Pilot, comparing, deciding_times
+from worldmodel_ros.control.pilot import COUNTS, DECIDING, SLOTS, Odometry, Pilot, comparing, deciding, deciding_times
 from worldmodel_ros.control.responder import Observation, Responder
 from worldmodel_ros.control.scene_view import Seen, View, corners
 from worldmodel_ros.control.task import Task, TaskError, Told, in_words, task_of, to_goal, to_place
@@ -20,7 +20,7 @@ from worldmodel_ros.control.terms import (
     ROBOT_RADIUS, Avoid, Clearance, KeepDistance, PassBehind, Reach, StayIn, Thing, Time, Touch)
 from worldmodel_ros.inputs.odometry import Reading, WheelReadings
 from worldmodel_ros.inputs.ticks import ExecutedActions
-from worldmodel_ros.motion import LIMITS, PERIOD
+from worldmodel_ros.motion import LIMITS, PERIOD, Limits
 from worldmodel_ros.parameters.command_gate import PARAMETERS as GATE_PARAMETERS
 from worldmodel_ros.sim import world as sim
 from worldmodel_ros.sim.scene import COLOURS
@@ -45,6 +45,22 @@ def test_the_robot_plans_within_the_limits_of_the_gate_and_of_the_simulator():
     gate = {param.name: param.default for param in GATE_PARAMETERS}
     assert (gate['linear.x.min_velocity'], -gate['angular.z.max_velocity']) == LIMITS.low
     assert (gate['linear.x.max_acceleration'], gate['angular.z.max_acceleration']) == LIMITS.rate
+
+
+def test_a_base_that_brakes_gently_is_warned_as_far_ahead_as_it_needs_to_stop():
+    assert deciding() == replace(DECIDING, veto=Veto(within=deciding().veto.within))
+    assert deciding().veto.within == pytest.approx(DECIDING.veto.within) == 0.6  # the default base needs just that
+    gentle = deciding(replace(LIMITS, rate=(0.4, 6.0)))
+    assert gentle.veto.within == pytest.approx(0.2 + 0.6 / 0.4)
+    moving = np.array([0.6, 0.0])
+    # 0.31 m are the radii: at 0.6 m/s it is touched after 1.2 s.
+    for settings, warned in ((deciding(), False), (gentle, True)):
+        planner = Deliberation(settings)
+        view = view_of(planner, 0.03, goal=(4.0, 0.0, 0.0, 0.0), mover=(1.03, 0.0, 0.0, 0.0))
+        view = View(view.pose, moving, view.things, view.walls)
+        ahead = replace(next(c for c in CANDIDATES if c.name == 'ahead 0.8 s'), steps=20)
+        vetoed = planner.choose((Reach('goal'),), view, [(0.03, moving)], moving, (ahead,)).vetoed
+        assert ('mover' in vetoed.values()) is warned
 
 
 def test_slots_begin_with_the_goal_objects_and_names_differ():
@@ -213,6 +229,22 @@ class Rig:
         self.run()
         self.clock.now = max(self.clock.now, start + 0.1)
         return self.answers[-1][0]
+
+
+def test_candidates_are_imagined_within_the_limits_of_the_base_which_may_change():
+    rig = Rig()
+    rig.places['red'] = (3.0, 1.0, 0.0, 0.0)
+    for limits in (LIMITS, Limits(low=(-0.1, -0.4), high=(0.2, 0.4), rate=(0.5, 1.0)), LIMITS):
+        rig.worker.limits = limits
+        for _ in range(8):
+            rig.tick(task=TOUCH)
+        choice = rig.decisions[-1][0].choice
+        fastest = np.diff(choice.poses[:, 1:], axis=1) / PERIOD
+        assert np.hypot(*fastest[..., :2].T).max() == pytest.approx(limits.high[0], abs=0.01)
+        assert np.abs(fastest[..., 2]).max() <= limits.high[1] + 1e-9
+        steps = np.diff(choice.commands, axis=0)
+        assert (np.abs(steps) <= np.array(limits.rate) * PERIOD + 1e-9).all()
+        assert (np.array(limits.low) - 1e-9 <= choice.commands).all() and (choice.commands <= np.array(limits.high) + 1e-9).all()
 
 
 def test_the_command_is_out_before_the_world_model_sees_the_frame_and_images_come_after_it():

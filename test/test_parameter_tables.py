@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from worldmodel_ros import motion
 from worldmodel_ros.control.ladder import Settings
 from worldmodel_ros.inputs.ticks import EXECUTED_TIMEOUT, FrameSettings
 from worldmodel_ros.nodes.command_gate.parameters import TWIST_OUTPUTS, inconsistency, make_limits, make_policy
@@ -12,6 +13,7 @@ from worldmodel_ros.nodes.world_model import parameters as world_model
 from worldmodel_ros.parameters.command_gate import OUTPUTS
 from worldmodel_ros.parameters.declaration import Param
 from worldmodel_ros.parameters.tables import TABLES
+from worldmodel_ros.parameters.velocity_limits import VELOCITY_LIMITS
 from worldmodel_ros.safety.gate import Policy
 from worldmodel_ros.safety.motion import INTERVAL
 from worldmodel_ros.sim.world import LIMITS
@@ -117,6 +119,8 @@ def test_the_code_behind_the_nodes_has_the_same_defaults():
     assert inconsistency(gate) is None and set(TWIST_OUTPUTS) < set(OUTPUTS)
     assert world_model.ladder_settings(model) == Settings() and world_model.frame_settings(model) == FrameSettings()
     assert model['executed_timeout_s'] == EXECUTED_TIMEOUT and world_model.inconsistency(model) is None
+    assert world_model.base_limits(model) == motion.LIMITS
+    assert all(model[param.name] == gate[param.name] for param in VELOCITY_LIMITS)
     assert model['deadline_s'] == gate['deadline_s'] == DEFAULTS['sim_robot']['deadline_s']
 
 

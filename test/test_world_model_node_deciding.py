@@ -87,6 +87,27 @@ def test_commands_are_those_of_the_candidate_that_was_chosen_and_all_others_are_
     assert 0.0 < compared.delay < 0.3 and compared.decision_time > 0.0
 
 
+def test_candidates_are_imagined_within_the_limits_of_the_base_from_the_next_decision_on(node):
+    def fastest():
+        """Return the highest speed that any candidate of a new decision ends with."""
+        begun = len(node.decisions)
+        decision = wait_for(
+            lambda: newest(node.decisions[begun:], lambda each: each.candidates) or node.film(0.1), 'a comparison')
+        x, y = (np.array([getattr(candidate, axis)[-6:] for candidate in decision.candidates]) for axis in 'xy')
+        return (np.hypot(np.diff(x), np.diff(y)) / np.diff(decision.times)[-5:]).max()
+
+    assert fastest() > 0.4
+    name = 'linear.x.max_velocity'
+    assert node.subject.set_parameters_atomically([Parameter(name, value=0.2)]).successful
+    try:
+        node.film(0.3)  # images on their way may be decided on by the limits before
+        assert fastest() <= 0.201
+    finally:
+        node.subject.set_parameters_atomically([Parameter(name, value=0.6)])
+    node.film(0.3)
+    assert fastest() > 0.4
+
+
 def test_what_each_term_gives_a_candidate_is_told_and_sums_up_to_its_score(node):
     node.film(0.3)
     compared = next(each for each in reversed(node.decisions) if each.candidates)

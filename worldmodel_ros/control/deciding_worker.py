@@ -15,7 +15,7 @@ from worldmodel_ros.engine.network_calls import StepTimes
 from worldmodel_ros.engine.session_folder import SessionFolder
 from worldmodel_ros.engine.session_transfer import PATIENCE
 from worldmodel_ros.engine.what_if import Question
-from worldmodel_ros.motion import PERIOD
+from worldmodel_ros.motion import LIMITS, PERIOD, Limits
 from .deliberation import FEWEST, Decision as Choice, Effort
 from .ladder import NS, STEPS, Decision, Tier
 from .pilot import COUNTS, REACTING, Forecast, Known, Pilot, comparing
@@ -115,16 +115,17 @@ class DecidingWorker(Worker):
     def __init__(self, engine: Engine, executed: Executed, responder: Responder, listener: DecidingListener,
                  forecast: Callable[[], Forecast], times: StepTimes, odometry: Callable[[int], Reading | None],
                  command_delay: float = 0.0, clock: Callable[[], float] = time.monotonic, rounds: int = 2,
-                 shared: Imagines | None = None, candidates: int = COUNTS[-1]) -> None:
+                 shared: Imagines | None = None, candidates: int = COUNTS[-1], limits: Limits = LIMITS) -> None:
         """``forecast`` opens a stream; ``times``: of decisions, recorded here; ``odometry`` returns pose and twist at a stamp
         [ns], None if they were not measured; ``command_delay``: of the base [s]; ``rounds`` and ``candidates``: upper
-        bounds."""
+        bounds; ``limits``: of the base, which may be changed from any thread, for the ticks to come."""
         super().__init__(engine, executed.mean, responder, listener, clock)
         self._held, self._open, self.times, self._odometry = executed.held, forecast, times, odometry
         self._base_delay, self._most_rounds, self._most, self._shared = command_delay, rounds, candidates, shared
         self._newest: int | None = None  # stamp of the episode's newest observation, ns; the session may not have seen it
         self._known: deque[tuple[int, Known]] = deque(maxlen=_REMEMBERED)
         self.measures_odometry = False  # whether the newest frame had a reading
+        self.limits = limits
         self._pilot = self._new_pilot()
 
     def utilities(self, task: Task, actions: np.ndarray, stamp: int) -> np.ndarray:
@@ -187,6 +188,7 @@ class DecidingWorker(Worker):
         executed = self._executed(self._newest, observation.stamp)
         since = self._engine.spec.step_period if self._newest is None else (observation.stamp - self._newest) / NS
         self._feel(observation, executed, since)
+        self._pilot.limits = self.limits
         # The forecast was trained on the command in force, the world model on the mean over the period.
         _, in_force = self._held(observation.stamp - 1, observation.stamp)[-1]
         self._pilot.observe(observation.image, in_force, 1, since, self._commanded(observation.stamp, executed))

@@ -200,10 +200,10 @@ class Compared:
 
 
 class Deliberation:
-    """Decides once a tick; one for each robot and episode."""
+    """Decides once a tick, by ``settings``; one for each robot and episode."""
 
     def __init__(self, settings: Settings = Settings()) -> None:
-        self._settings = settings
+        self.settings = settings
         self._last: Candidate | None = None
         self._search = policy.Search()
 
@@ -212,7 +212,7 @@ class Deliberation:
         return np.concatenate([[0.0], delay + PERIOD * np.arange(self._steps(effort) + 1)])
 
     def _steps(self, effort: Effort = Effort.ONE_ROUND) -> int:
-        horizon = self._settings.far_horizon if effort is Effort.FARTHER else self._settings.horizon
+        horizon = self.settings.far_horizon if effort is Effort.FARTHER else self.settings.horizon
         return round(horizon / PERIOD)
 
     def choose(self, terms: Sequence[Term], view: View, sent: list[tuple[float, np.ndarray]], previous: np.ndarray,
@@ -231,9 +231,9 @@ class Deliberation:
             self._last = None
             return self._look_for_it(pose, view)
         self._search.found()
-        over = self._settings.period / PERIOD
+        over = self.settings.period / PERIOD
         followed = self._last and replace(self._last, name='followed', steps=max(0, self._last.steps - over))
-        candidates = (*((followed,) if followed else ()), *(candidates or self._settings.candidates))
+        candidates = (*((followed,) if followed else ()), *(candidates or self.settings.candidates))
         question = Question(terms, aim, view, times, pose, twist, previous)
         found = self.rounds(question, candidates, effort.rounds)
         scores = found.worth.sum(0)
@@ -245,7 +245,7 @@ class Deliberation:
             return Decision(stop[0], 'veto', named, stop, found.poses, times, vetoed, found.worth)
         best = found.best
         # Candidate 0 is the one followed now: switching for no gain makes the robot waver.
-        if not found.contacts[0] and scores[0] >= scores[best] - self._settings.margin:
+        if not found.contacts[0] and scores[0] >= scores[best] - self.settings.margin:
             best = 0
         self._last = found.candidates[best]
         return Decision(found.commands[best, 0], found.candidates[best].name, named, found.commands[best], found.poses, times,
@@ -262,10 +262,10 @@ class Deliberation:
         """Return the outcomes of candidates."""
         view, times = question.view, question.times
         poses, commands = imagine(question.aim, candidates, view, question.pose, question.twist, question.previous,
-                                  len(times) - 1, self._settings.limits)
+                                  len(times) - 1, self.settings.limits)
         poses = np.concatenate([np.broadcast_to(view.pose, (len(poses), 1, 3)), poses], 1)
         outcome = Outcome(times, poses, view.things, view.walls)
-        veto = self._settings.veto
+        veto = self.settings.veto
         contacts = veto.of(question.terms, outcome) if veto else [''] * len(candidates)
         return Compared(tuple(candidates), poses, commands, utilities(question.terms, outcome), contacts)
 
@@ -280,19 +280,19 @@ class Deliberation:
         self._search.found()
         still = {name: replace(thing, path=np.tile(thing.path[0], (steps + 2, 1))) for name, thing in view.things.items()}
         _, commands = imagine(aim, CANDIDATES[:1], View(view.pose, view.twist, still, view.walls), view.pose, view.twist,
-                              previous, steps + 1, self._settings.limits)
+                              previous, steps + 1, self.settings.limits)
         return Decision(commands[0, 0], CANDIDATES[0].name, {}, commands[0])
 
     def _look_for_it(self, pose: np.ndarray, view: View) -> Decision:
         places = np.array([thing.path[-1] for thing in view.things.values()]).reshape(-1, 2)
         radii = np.array([thing.radius for thing in view.things.values()])
-        command = self._search.command(pose, places, radii, view.walls, self._settings.period)
+        command = self._search.command(pose, places, radii, view.walls, self.settings.period)
         return Decision(command, 'search', {}, np.tile(command, (self._steps(), 1)))
 
     def _stop(self, previous: np.ndarray) -> np.ndarray:
         commands = [previous[None]]
         for _ in range(self._steps()):
-            commands.append(limited(np.zeros((1, 2)), commands[-1], self._settings.limits))
+            commands.append(limited(np.zeros((1, 2)), commands[-1], self.settings.limits))
         return np.concatenate(commands[1:])
 
 

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from worldmodel_ros.engine.network_calls import StepTimes
-from worldmodel_ros.motion import PERIOD, along_arc, move
+from worldmodel_ros.motion import LIMITS, PERIOD, Limits, along_arc, move
 from .deliberation import FEWEST, Candidate, Decision, Deliberation, Effort, Settings, Veto, candidates_by_worth
 from .localisation import Localiser
 from .responder import require_finite
@@ -26,6 +26,7 @@ from .wall_colours import WallColours
 
 COUNTS = (FEWEST, 8, 16)  # numbers of candidates that a decision may compare
 DECIDING = Settings(veto=Veto())
+_BEFORE_BRAKING = 0.2  # s, until a base brakes: the veto's 0.6 s are for one that brakes from 0.6 m/s with 1.5 m/s2
 SLOTS = (*(Slot(colour, colour, 0.16, False) for colour in ('red', 'green', 'blue', 'yellow')),
          *(Slot(f'{colour} ball', colour, 0.10, True) for colour in ('magenta', 'cyan', 'red')),
          *(Slot('mover' if k == 1 else f'mover {k}', 'violet', 0.135, True, alike=True) for k in range(1, 6)))
@@ -41,6 +42,14 @@ class Forecast(Protocol):
                 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Take a frame uint8 (H, W, 3), the command (2,) in force at it, and the wheel velocities (2,) measured over the
         period before it, m/s and rad/s; ``passes`` is 0, 1 or 2. Return presence, places and walls as in ``Seen``."""
+
+
+def deciding(limits: Limits = LIMITS, period: float = PERIOD) -> Settings:
+    """Return DECIDING for a base with these limits and for a frame each ``period`` s. A base that brakes gently has to be
+    warned earlier: its veto looks as far ahead as it needs to stop."""
+    braking = max(limits.high[0], -limits.low[0]) / limits.rate[0]
+    veto = replace(DECIDING.veto, within=max(DECIDING.veto.within, _BEFORE_BRAKING + braking))
+    return replace(DECIDING, veto=veto, limits=limits, period=period)
 
 
 class Odometry:
@@ -87,7 +96,7 @@ class Pilot:
                  ) -> None:
         """``period``: s between two frames."""
         self._forecast, self._slots, self._clock, self._period = forecast, slots, clock, period
-        self._deliberation = deliberation or Deliberation(replace(DECIDING, period=period))
+        self._deliberation = deliberation or Deliberation(deciding(period=period))
         self._standing, self._out_of_view = StandingThings(slots, period), OutOfView(slots, period)
         self.localiser = Localiser([number for number, slot in enumerate(slots) if slot and not slot.moves])
         self._wall_colours = WallColours()
@@ -97,6 +106,16 @@ class Pilot:
         self.view: View | None = None  # of the newest decision
         self.odometry = Odometry()
         self.last: dict[str, float] = {}  # s, of the parts of the newest tick
+
+    @property
+    def limits(self) -> Limits:
+        """Within which candidates are imagined: those of the base. They may be changed between two decisions."""
+        return self._deliberation.settings.limits
+
+    @limits.setter
+    def limits(self, limits: Limits) -> None:
+        if limits != self.limits:
+            self._deliberation.settings = deciding(limits, self._period)
 
     def observe(self, image: np.ndarray, executed: np.ndarray, passes: int, seconds: float = 0.0,
                 commanded: np.ndarray | None = None) -> None:

@@ -1,6 +1,7 @@
-"""The parameters of the command gate. The limits are named as in ros2_controllers' diff_drive_controller."""
+"""The parameters of the command gate."""
 
 from worldmodel_ros.parameters.declaration import DIAGNOSTICS_PERIOD, Param
+from worldmodel_ros.parameters.velocity_limits import VELOCITY_LIMITS
 from worldmodel_ros.safety.gate import ACTIONS
 
 OUTPUTS = ('twist_stamped', 'twist', 'joint_trajectory', 'float64_multi_array')
@@ -31,14 +32,7 @@ PARAMETERS = (
     Param('command_interval_max_s', 0.1, 'upper bound on the time since the last command (steady clock) in the acceleration '
           'and joint_rate limits: after a longer pause, a command changes by no more than within this time. Set it to the '
           'control period', low=0.001, high=1.0),
-    Param('linear.x.min_velocity', -0.3, 'minimum linear.x: the highest reverse speed, negative', 'm/s', high=0.0,
-          formerly='v_min'),
-    Param('linear.x.max_velocity', 0.6, 'maximum linear.x', 'm/s', low=0.0, formerly='v_max'),
-    Param('linear.x.max_acceleration', 1.5, 'maximum rate of change of linear.x, both accelerating and braking', 'm/s^2',
-          low=0.001, formerly='a_max'),
-    Param('angular.z.max_velocity', 1.5, 'maximum angular.z, in both directions', 'rad/s', low=0.0, formerly='w_max'),
-    Param('angular.z.max_acceleration', 6.0, 'maximum rate of change of angular.z, in both directions', 'rad/s^2', low=0.001,
-          formerly='alpha_max'),
+    *VELOCITY_LIMITS,
     Param('interface', 'velocity', 'how the controller interprets commands: twists are velocity, a joint trajectory is '
           'position', choices=INTERFACES, read_only=True),
     Param('joint_names', None, 'for joint outputs: the names that a chunk must have, in this order', read_only=True,

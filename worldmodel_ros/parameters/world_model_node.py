@@ -1,8 +1,11 @@
 """The parameters of the world model node."""
 
+from dataclasses import replace
+
 from worldmodel_ros.engine.backends import BACKENDS, PARALLEL_BACKENDS, PARALLEL_KINDS
 from worldmodel_ros.engine.session_folder import MAX_FILES, MAX_MB
 from worldmodel_ros.parameters.declaration import ALLOW_FAULTS, DIAGNOSTICS_PERIOD, Param
+from worldmodel_ros.parameters.velocity_limits import VELOCITY_LIMITS
 from worldmodel_ros.serving.client.network import EndpointError, server_address
 from worldmodel_ros.serving.transport.address import AddressError
 
@@ -46,6 +49,8 @@ PARAMETERS = (
           'rounds, or a longer horizon), 0 the one-step tier, too', low=0, high=2, while_configured=True),
     Param('candidates', 16, 'with forecast: maximum number of candidates compared in a round; fewer if the deadline does not '
           'leave enough time', low=4, high=16, while_configured=True),
+    *(replace(limit, description=f"with forecast, for candidates: {limit.description}. Set it to the command gate's",
+              formerly='') for limit in VELOCITY_LIMITS),
     Param('image_transport', 'raw', 'raw: camera/image_raw; compressed: camera/image_raw/compressed',
           choices=('raw', 'compressed'), while_configured=True),
     Param('use_camera_info', True, 'warp images to the view of the training camera, using camera/camera_info; false: crop and '

@@ -56,7 +56,8 @@ from worldmodel_ros.nodes.world_model.inputs import (
     ExecutedTopic, Intake, IntakeSettings, LargeImageAdvice, LatchedTopic, OdometryTopic, require_base)
 from worldmodel_ros.nodes.world_model.open_world import World
 from worldmodel_ros.nodes.world_model.outputs import Outputs, Statistics, judge
-from worldmodel_ros.nodes.world_model.parameters import ENGINE, inconsistency, ladder_settings, parameters, set_faults
+from worldmodel_ros.nodes.world_model.parameters import (
+    ENGINE, base_limits, inconsistency, ladder_settings, parameters, set_faults)
 from worldmodel_ros.nodes.world_model.services import Context, SlowServices
 from worldmodel_ros.parameters.declaration import DIAGNOSTICS_PERIOD
 from worldmodel_ros.serving.client.failover import FailoverWorker
@@ -538,6 +539,8 @@ class Activation:
         self.intake.settings = IntakeSettings.of(self._settings)
         self.responder.settings = ladder_settings(self._settings)
         self._camera_timeout = self._settings['camera_timeout_s']
+        if isinstance(self.worker, DecidingWorker):
+            self.worker.limits = base_limits(self._settings)
 
     def answered(self, answer: Answer) -> None:
         """Publish an answer, the command first. Called on the engine's or the executor's thread, one at a time."""
@@ -638,7 +641,7 @@ def make_worker(node: Node, settings: Mapping[str, Any], engine: Any, executed: 
         worker = DecidingWorker(engine, executed, responder, listener, deciding.forecasts.open, deciding.times,
                                 deciding.odometry.readings.at, settings['command_delay_s'],
                                 rounds=settings['candidate_rounds'], shared=shared,
-                                candidates=settings['candidates'])
+                                candidates=settings['candidates'], limits=base_limits(settings))
         return worker
     own = worker = Worker(engine, executed.mean, responder, listener)
     if server:

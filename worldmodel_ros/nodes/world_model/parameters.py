@@ -7,6 +7,7 @@ from typing import Any
 from worldmodel_ros.control.ladder import Settings
 from worldmodel_ros.engine.faults import Faults
 from worldmodel_ros.inputs.ticks import FrameSettings
+from worldmodel_ros.motion import Limits
 from worldmodel_ros.parameters.declaration import Param
 from worldmodel_ros.parameters.world_model_node import PARAMETERS
 
@@ -50,6 +51,13 @@ def set_faults(faults: Faults, values: Mapping[str, Any]) -> None:
 def ladder_settings(values: Mapping[str, Any]) -> Settings:
     """Return the settings of the deadline ladder."""
     return Settings(values['reserve_s'], values['headroom_s'], values['recovery_ticks'])
+
+
+def base_limits(values: Mapping[str, Any]) -> Limits:
+    """Return the limits within which candidates are imagined."""
+    top = values['angular.z.max_velocity']
+    return Limits(low=(values['linear.x.min_velocity'], -top), high=(values['linear.x.max_velocity'], top),
+                  rate=(values['linear.x.max_acceleration'], values['angular.z.max_acceleration']))
 
 
 def frame_settings(values: Mapping[str, Any]) -> FrameSettings:
