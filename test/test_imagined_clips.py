@@ -59,7 +59,7 @@ def test_imagined_often_enough_clips_are_what_a_session_would_imagine(model, mon
     objective.draw(rng, generator)
     held, k = objective.imagined, TILED.chunk_frames
     held._left, first = 20, held._first
-    monkeypatch.setattr(held, '_go_on', lambda: None)
+    monkeypatch.setattr(held, '_move_on', lambda: None)
     for _ in range(6):
         batch = objective.draw(rng, generator.manual_seed(5))  # the same noise
     starts = range(first, FRAMES - k + 1, k)

@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch.overrides import TorchFunctionMode
 
@@ -49,6 +50,15 @@ def save(model: WorldModel | SceneForecast, folder: Path, provenance: dict, dtyp
             old.unlink()
         for file in (*checksums, 'model.json'):
             (new / file).replace(folder / file)
+
+
+def is_8_bit(folder: Path) -> bool:
+    """Return whether the matrices of the layers are stored in 8 bits."""
+    for file in folder.glob('*.safetensors'):
+        with safe_open(str(file), 'pt') as stored:
+            if any(name.endswith(SCALE) for name in stored.keys()):
+                return True
+    return False
 
 
 def _stored(model: WorldModel | SceneForecast, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:

@@ -21,19 +21,17 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from worldmodel_ros.model.vae import VAE, to_frames
 from worldmodel_ros.model.world_model import WorldModel
-from worldmodel_ros.motion import MOVING_V, MOVING_W
 from worldmodel_ros.train.data.episodes import Episodes
 from worldmodel_ros.train.run.options import DecoderOptions
 from worldmodel_ros.train.run.points import Points
 from worldmodel_ros.train.run.progress import moments_of, restore_moments
 from .detail import energy_error, sharpness
 from .objective import Objective
-from .sampler import roll_out
+from .streams import Streams, source
 
 _RAISED = 4.0  # scales details, the difference from the mean of 3 x 3 pixels, to about the range of the images
 _BLUR_NOISE = 1.0  # of 255, on all that the adversary sees: true images are integers, decoded ones are not
 _AHEAD = 1.0  # s, how far ahead images are judged
-_JUDGED = 256  # moments
 
 
 class Adversary(nn.Module):
@@ -76,8 +74,6 @@ class DecoderObjective(Objective):
     def __init__(self, model: WorldModel, averaged: WorldModel, episodes: Episodes, options: DecoderOptions,
                  held_back: Episodes, points: Points) -> None:
         """Raises ValueError if the frames ahead are not whole chunks."""
-        if options.ahead % model.preset.chunk_frames:
-            raise ValueError(f'ahead is {options.ahead}: it must be whole chunks of {model.preset.chunk_frames} frames')
         self.model, self.averaged, self.episodes, self.options, self.points = model, averaged, episodes, options, points
         device = episodes.frames.device
         self.adversary = Adversary(options.adversary_width).to(device)
@@ -85,10 +81,12 @@ class DecoderObjective(Objective):
             torch.backends.cudnn.benchmark = True  # shapes never change
         self.optimiser = torch.optim.AdamW(self.adversary.parameters(), options.adversary_rate, betas=(0.5, 0.99),
                                            fused=device.type == 'cuda')
+        self._source = source(model, episodes, options)
         self.left = 0  # steps until new latents are imagined
+        self._streams: Streams | None = None
         self.seen: tuple[Tensor, Tensor] | None = None  # the adversary's next batch: images decoded in this step, and true ones
         self.told = torch.zeros((), device=device)  # the adversary's loss at the step before: 2 if it cannot tell them apart
-        self._judge = Judge(model, held_back)
+        self._judge = Judge(model, held_back, options)
         self._step, self._last = 0, time.monotonic()
         points.before = self._judge(model.vae)
 
@@ -97,33 +95,19 @@ class DecoderObjective(Objective):
 
     def draw(self, rng: np.random.Generator, generator: torch.Generator) -> Drawn:
         if not self.left:
-            self._imagine(rng, generator)
+            self._streams = self._source.draw(rng, generator)
             self.left = self.options.reuse
         self.left -= 1
-        options, device = self.options, self.latents.device
-        stream = torch.from_numpy(rng.integers(len(self.frame), size=options.batch)).to(device)
-        step = torch.from_numpy(rng.integers(1, options.ahead + 1, size=options.batch)).to(device)
+        options, streams, device = self.options, self._streams, self._streams.frame.device
+        stream = torch.from_numpy(rng.integers(len(streams.frame), size=options.batch)).to(device)
+        step = torch.from_numpy(rng.integers(1, len(streams.ahead), size=options.batch)).to(device)
         kind = torch.from_numpy((rng.random(options.batch) < options.encoded_share).astype(np.int64)).to(device)
-        images = self.episodes.images(self.episode[stream, 0], self.frame[stream, step])
+        images = self.episodes.images(streams.episode[stream, 0], streams.frame[stream, step])
         noise = torch.randn((2, *images.shape), device=device, generator=generator) / 127.5
         camera = options.camera_noise * torch.rand((options.batch, 1, 1, 1), device=device, generator=generator)
         noise = noise * torch.stack([(camera.square() + _BLUR_NOISE ** 2).sqrt(), torch.full_like(camera, _BLUR_NOISE)])
-        return Drawn(self.latents[kind, stream, step].float(), self.latents[kind, stream, step - 1].float(), images,
-                     torch.where(kind == 1, 0, step), noise)
-
-    @torch.no_grad()
-    def _imagine(self, rng: np.random.Generator, generator: torch.Generator) -> None:
-        """Imagine the futures of new streams."""
-        options, window = self.options, self.model.preset.window_frames
-        episode, frame = self.episodes.clips(options.streams, window + options.ahead, generator)
-        clip, device = self.episodes.latents[episode, frame], frame.device
-        noise = torch.randn((len(clip), options.ahead, *clip.shape[2:]), device=device, generator=generator)
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == 'cuda'):
-            imagined = roll_out(self.model.dit, clip[:, :window].float(), self.episodes.actions[episode, frame], noise,
-                                1 if rng.random() < options.one_step_share else 2).to(clip.dtype)
-        observed = clip[:, window - 1:window]
-        self.latents = torch.stack([torch.cat([observed, imagined], 1), clip[:, window - 1:]])  # imagined, encoded
-        self.episode, self.frame = episode, frame[:, window - 1:]
+        return Drawn(streams.latents[kind, stream, step].float(), streams.latents[kind, stream, step - 1].float(), images,
+                     torch.where(kind == 1, 0, streams.ahead[step]), noise)
 
     def loss(self, batch: Drawn) -> tuple[Tensor, dict[str, Tensor]]:
         options = self.options
@@ -131,16 +115,17 @@ class DecoderObjective(Objective):
         apart, encoded = images - batch.images, batch.ahead == 0
         squares = apart.square().mean((1, 2, 3))
         near = 1.0 / (1.0 + self.model.preset.step_period * batch.ahead)
+        details = near if options.details_fade else torch.ones_like(near)
         pixels = (near * (apart.abs().mean((1, 2, 3)) + squares)).mean()
         with torch.autocast(images.device.type, enabled=False):
             energy = energy_error(images, batch.images, torch.where(encoded, options.encoded_aim, options.aim))
         shown = images + batch.noise[0]
-        believed = self.adversary(shown).float().mean()
+        believed = (self.adversary(shown).float().mean((1, 2, 3)) * details).mean()
         # Gradients with respect to the images: the adversary's can be weighted, and the decoder is back-propagated once.
         along, = torch.autograd.grad(pixels, images)
         towards, = torch.autograd.grad(-believed, images)
         weight = options.adversary_weight * min(1.0, self.done / 0.1) * along.norm() / towards.norm().clamp_min(1e-12)
-        by_energy, = torch.autograd.grad(options.energy_weight * energy.mean(), images)
+        by_energy, = torch.autograd.grad(options.energy_weight * (details * energy).mean(), images)
         gradient = torch.where(torch.isfinite(by_energy), by_energy, 0.0) + along + weight * towards
         drawn = (images * gradient).sum()
         self.seen = shown.detach(), batch.images + batch.noise[1]
@@ -179,8 +164,8 @@ class DecoderObjective(Objective):
     def state(self) -> dict[str, Tensor]:
         state = {f'adversary.{name}': value for name, value in self.adversary.state_dict().items()}
         state |= {f'moments.{name}': value for name, value in moments_of(self.optimiser).items()}
-        streams = {name: getattr(self, name) for name in ('latents', 'episode', 'frame')} if self.left else {}
-        return state | streams | {'left': torch.tensor(self.left)}
+        streams = vars(self._streams) if self.left else {}
+        return state | self._source.state() | streams | {'left': torch.tensor(self.left)}
 
     def restore(self, state: dict[str, Tensor]) -> None:
         def part(prefix: str) -> dict[str, Tensor]:
@@ -188,35 +173,23 @@ class DecoderObjective(Objective):
 
         self.adversary.load_state_dict(part('adversary.'))
         restore_moments(self.optimiser, part('moments.'))
+        self._source.restore(state)
         self.left = int(state['left'])
         if self.left:
-            self.latents, self.episode, self.frame = (state[name] for name in ('latents', 'episode', 'frame'))
+            streams = self._streams = Streams(**{name: state[name] for name in ('latents', 'episode', 'frame', 'ahead')})
+            # Episodes simulated during training arrive in another order.
+            if not torch.equal(self.episodes.latents[streams.episode, streams.frame], streams.latents[1]):
+                self.left = 0
 
 
 class Judge:
     """Judges decoders on the same moments of held-back episodes: 1 s ahead, in two steps and in one, and encoded."""
 
-    @torch.no_grad()
-    def __init__(self, model: WorldModel, episodes: Episodes) -> None:
+    def __init__(self, model: WorldModel, episodes: Episodes, options: DecoderOptions) -> None:
         """Raises ValueError if no episode is long enough."""
-        preset = model.preset
-        window, ahead = preset.window_frames, round(_AHEAD / preset.step_period)
-        frames, device = window + ahead, episodes.frames.device
-        episode, frame = episodes.clips(_JUDGED, frames, torch.Generator(device).manual_seed(0))
-        limits = torch.tensor((MOVING_V, MOVING_W), device=device)
-        moving = (episodes.actions[episode, frame[:, window:]].abs() > limits).any(2).float()
-        chosen = moving.mean(1) > 0.5
-        episode, frame = (episode[chosen], frame[chosen]) if chosen.any() else (episode, frame)
-        clip = episodes.latents[episode, frame].float()
-        whole = -(-ahead // preset.chunk_frames) * preset.chunk_frames
-        actions = torch.cat([episodes.actions[episode, frame], episodes.actions[episode, frame[:, -1:]].expand(
-            -1, whole - ahead, -1)], 1)
-        noise = torch.randn((len(clip), whole, *clip.shape[2:]), device=device,
-                            generator=torch.Generator(device).manual_seed(1))
-        rolled = {name: roll_out(model.dit, clip[:, :window], actions, noise, steps)[:, ahead - 2:ahead]
-                  for name, steps in (('two_step', 2), ('one_step', 1))}
-        self._latents = {**rolled, 'encoded': clip[:, -2:]}
-        self._truth = episodes.frames[episode[:, 0], frame[:, -1]]
+        moments = source(model, episodes, options).moments(round(_AHEAD / model.preset.step_period))
+        self._latents = {'two_step': moments.imagined[2], 'one_step': moments.imagined[1], 'encoded': moments.encoded}
+        self._truth = moments.images
         self._sharpness = sharpness(self._truth)
 
     @torch.no_grad()

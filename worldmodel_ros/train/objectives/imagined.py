@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worldmodel_ros.model.sampling import ONE_STEP, TWO_STEP
+from worldmodel_ros.model.sampling import ONE_STEP, TWO_STEP, Steps
 from worldmodel_ros.train.data import clips
 from worldmodel_ros.train.data.batches import Batch, Chunks, over_clips, per_chunk
 
@@ -42,15 +42,30 @@ class ImaginedClips:
         k, f = self._preset.chunk_frames, options.clip_frames
         self._stays = self._preset.tile[0] * self._preset.staying_slabs if self._preset.tile else 0  # frames
         # As many chunks as all other passes have, so that the compiler sees one shape.
-        self._earliest = max(self._stays + 1, f - k * options.chunks)
-        if options.chunks < 2 or f - self._earliest < 2 * k:
+        self.earliest = max(self._stays + 1, f - k * options.chunks)
+        if options.chunks < 2 or f - self.earliest < 2 * k:
             raise ValueError(f'imagined_share needs two chunks or more after {self._stays + 1} frames of a clip: give chunks '
                              f'({options.chunks}) and clip_frames ({f}) for that')
-        self._latest = min(self._earliest + self._preset.window_frames, f - 2 * k)
+        self._latest = min(self.earliest + self._preset.window_frames, f - 2 * k)
         self._counted, self._drawn = 0, 0  # steps requested, and those of them that were imagined
         self._left = 0  # steps that the clips still serve
         self._first = 0  # their first imagined frame
         self._clips: dict[str, Any] = {}  # see ``over_clips``
+
+    @property
+    def held(self) -> dict[str, Any]:
+        """The clips, by names of ``Batch``: ``context`` has what was imagined."""
+        return self._clips
+
+    @property
+    def first(self) -> int:
+        """The clips' first imagined frame."""
+        return self._first
+
+    @property
+    def depth(self) -> int:
+        """How many frames ahead of what was observed any imagined frame is, at most."""
+        return self._preset.chunk_frames * (self._depth - self._left)
 
     def due(self) -> bool:
         """Return whether the next step is one of the share: the same in all processes, which wait for each other."""
@@ -60,18 +75,7 @@ class ImaginedClips:
     def draw(self, draw_clips: Callable[[np.random.Generator, torch.Generator], Batch], rng: np.random.Generator,
              generator: torch.Generator) -> Batch:
         """Return a batch whose chunks begin after imagined frames; ``draw_clips`` draws new clips when they are due."""
-        if not self._left:
-            drawn = draw_clips(rng, generator)
-            self._clips = {name: getattr(drawn, name) for name in HELD if getattr(drawn, name) is not None}
-            self._first = int(rng.integers(self._earliest, self._latest + 1))
-            self._clips['observed'][:, self._first:] = False
-            # The processes' first clips last differently, so that a step sees errors of all depths.
-            self._left = self._depth if self._drawn else int(rng.integers(1, self._depth + 1))
-        elif self._depth - self._left > self._chunks // 2:
-            self._go_on()
-        self._left -= 1
-        self._drawn += 1
-        end = self._imagine(generator)
+        end = self.go_on(draw_clips, rng, generator)
         frames, k = self._clips['context'].shape[1], self._preset.chunk_frames
         starts = rng.integers(self._first + 1, frames - k + 1, self._chunks)
         batch = over_clips(self._preset, **self._clips, starts=starts, generator=generator)
@@ -83,7 +87,26 @@ class ImaginedClips:
             batch.trust = per_chunk(self._preset, trust / trust.mean())
         return batch
 
-    def _go_on(self) -> None:
+    def go_on(self, draw_clips: Callable[[np.random.Generator, torch.Generator], Batch], rng: np.random.Generator,
+              generator: torch.Generator) -> int:
+        """Imagine the clips again, new ones when they are due; return where the imagined frames end."""
+        if not self._left:
+            self.begin(draw_clips(rng, generator), int(rng.integers(self.earliest, self._latest + 1)))
+            # The processes' first clips last differently, so that a step sees errors of all depths.
+            self._left = self._depth if self._drawn else int(rng.integers(1, self._depth + 1))
+        elif self._depth - self._left > self._chunks // 2:
+            self._move_on()
+        self._left -= 1
+        self._drawn += 1
+        return self.imagine(TWO_STEP if self._drawn % ONE_STEP_EVERY else ONE_STEP, generator)
+
+    def begin(self, drawn: Batch, first: int) -> None:
+        """Hold the clips of a batch, to be imagined from frame ``first`` on."""
+        self._clips = {name: getattr(drawn, name) for name in HELD if getattr(drawn, name) is not None}
+        self._first = first
+        self._clips['observed'][:, first:] = False
+
+    def _move_on(self) -> None:
         """Drop the oldest chunk after the frames that stay, and append the next one of the episodes, if they have another:
         errors get deeper than a clip is long."""
         held, episodes, k, stays = self._clips, self._objective.episodes, self._preset.chunk_frames, self._stays
@@ -102,10 +125,10 @@ class ImaginedClips:
             if name in held:
                 held[name] = held[name] + np.where(np.arange(later.shape[1]) < stays, 0, k)
         # The first chunk still needs a frame before it; what was imagined before that one stays as it is.
-        self._first -= k if self._first - k >= self._earliest else 0
+        self._first -= k if self._first - k >= self.earliest else 0
 
     @torch.no_grad()
-    def _imagine(self, generator: torch.Generator) -> int:
+    def imagine(self, steps: Steps, generator: torch.Generator) -> int:
         """Replace all frames from the first imagined one on with predictions, chunk by chunk, each from the previous context;
         return where the whole chunks end."""
         context, actions, k = self._clips['context'], self._clips['actions'], self._preset.chunk_frames
@@ -117,7 +140,6 @@ class ImaginedClips:
         z = torch.randn(context[:, index].shape, device=device, generator=generator)
         told = {name: self._clips[name] for name in ('times', 'until', 'headings') if name in self._clips}
         chunks = Chunks(context, actions, starts, z, actions[:, index], **told)
-        steps = TWO_STEP if self._drawn % ONE_STEP_EVERY else ONE_STEP
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == 'cuda'):
             for step in range(steps.count):
                 tau = torch.full(z.shape[:2], step / steps.count, device=device)

@@ -196,9 +196,9 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if self.preset not in PRESETS:
             raise ValueError(f'preset {self.preset!r} is unknown: choose from {", ".join(PRESETS)}')
-        if self.model_preset.tile and (self.self_forcing or self.imitation or self.decoder):  # raises for an unknown policy
-            raise ValueError(f'preset {self.preset!r} has tiles, over which the stages self_forcing, imitation and decoder do '
-                             'not go: set them to null')
+        if self.model_preset.tile and (self.self_forcing or self.imitation):  # raises for an unknown policy
+            raise ValueError(f'preset {self.preset!r} has tiles, over which the stages self_forcing and imitation do not go: set '
+                             'them to null')
         if self.seed < 0:
             raise ValueError(f'seed is {self.seed}, and must not be below zero')
         if self.weight_bits not in (8, 16):
@@ -256,7 +256,10 @@ class TrainConfig:
     def clip_frames(self) -> int:
         """Frames of the longest clip that any stage draws."""
         stages = [stage for stage in (self.teacher, self.student, self.self_forcing, self.imitation) if stage]
-        decoder = [self.model_preset.window_frames + max(self.decoder.objective.ahead, 12)] if self.decoder else []
+        preset, decoder = self.model_preset, []
+        if self.decoder:
+            stays = preset.tile[0] * preset.staying_slabs if preset.tile else 0
+            decoder = [stays + preset.window_frames + max(self.decoder.objective.ahead, 12)]
         return max([3, *decoder, *(stage.objective.clip_frames for stage in stages)])
 
     def of_stage(self, name: str) -> dict[str, Any]:

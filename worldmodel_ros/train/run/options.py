@@ -175,11 +175,15 @@ class DecoderOptions:
 
     batch: images per step. streams: of frames that are imagined at a time, ``ahead`` each (whole chunks), after a window of
     observed ones; reuse: steps that draw from these. one_step_share: of the times, in one step per chunk instead of two.
+    Over tiles, ``ahead`` is the length of the clips' imagined end, at most; they serve for as many times as that has chunks,
+    get a chunk deeper each time, and every fourth time takes one step per chunk (objectives/imagined.py).
     encoded_share: of the images, which are decoded from the encoded true frames instead.
     aim, encoded_aim: target energy of details, relative to the true images, for imagined and for encoded ones;
     energy_weight: of the error of that energy.
     adversary_weight: of its gradient with respect to the images, relative to that of their error; adversary_rate: its learning
     rate; adversary_width: channels of its first layer; camera_noise: largest deviation of the camera's noise, of 255.
+    details_fade: energy and adversary count less farther ahead, too, as the pixel error always does: where little is known, an
+    image stays blurred rather than show details in wrong places.
     judge_s: seconds between two evaluations on held-back episodes; the stage keeps the best decoder.
     """
 
@@ -196,6 +200,7 @@ class DecoderOptions:
     adversary_rate: float = 4e-4
     adversary_width: int = 32
     camera_noise: float = 3.0
+    details_fade: bool = False
     judge_s: float = 20.0
 
     def __post_init__(self):

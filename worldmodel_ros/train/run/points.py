@@ -128,7 +128,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     model.vae.decoder.load_state_dict({name: torch.lerp(old[name], value.float(), options.share)
                                        for name, value in weights.items()})
     stage = {'before': points.before, 'judged': row, 'share': options.share}
-    checkpoint.save(model, options.out, {'stages': {'decoder': stage}, 'continues': [provenance]})
+    checkpoint.save(model, options.out, {'stages': {'decoder': stage}, 'continues': [provenance]},
+                    torch.int8 if checkpoint.is_8_bit(folder) else torch.bfloat16)
     print(f'{options.out}: step {step}')
     return 0
 
