@@ -197,8 +197,8 @@ class TrainConfig:
         if self.preset not in PRESETS:
             raise ValueError(f'preset {self.preset!r} is unknown: choose from {", ".join(PRESETS)}')
         if self.model_preset.tile and (self.self_forcing or self.imitation):  # raises for an unknown policy
-            raise ValueError(f'preset {self.preset!r} has tiles, over which the stages self_forcing and imitation do not go: set '
-                             'them to null')
+            raise ValueError(f'preset {self.preset!r} has tiles, over which the stages self_forcing and imitation do not go: '
+                             'set them to null')
         if self.seed < 0:
             raise ValueError(f'seed is {self.seed}, and must not be below zero')
         if self.weight_bits not in (8, 16):
