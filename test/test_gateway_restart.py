@@ -115,6 +115,44 @@ def test_a_reset_outlasts_the_gateway(served, gateways):
     assert reply['episode'] == 2 and served.service.ticks[-1].episode == 2
 
 
+def test_a_reset_that_comes_first_after_a_restart_forgets_what_was_before(served, gateways):
+    first = gateways()
+    with robot(first) as connection:
+        for _ in range(2):
+            infer(connection, session_id='arm', endpoint='reset')
+            drive(connection, 1, 2)
+        first.stop()
+    second = gateways()
+    with robot(second) as connection:
+        infer(connection, session_id='arm', endpoint='reset')
+        replies = drive(connection, 1, 2)
+        second.stop()
+    with robot(gateways()) as connection:  # the reset is not done again
+        replies += drive(connection, 2, 3)
+    assert [reply['step_id'] for reply in replies] == [1, 2, 2, 3]
+    ticks = served.service.ticks
+    assert [tick.sequence for tick in ticks] == [1, 2, 3, 4, 5, 6, 7], 'one session of the engine'
+    assert len({tick.episode for tick in ticks[2:4]}) == 1 and len({tick.episode for tick in ticks[4:]}) == 1
+    assert ticks[4].episode > ticks[3].episode and not ticks[4].executed.any(), 'no plan was being executed'
+
+
+def test_a_reset_is_known_to_the_engine_when_the_next_gateway_ends_before_a_frame(served, gateways):
+    first = gateways()
+    with robot(first) as connection:
+        infer(connection, session_id='arm', endpoint='reset')
+        drive(connection, 1, 2)
+        first.stop()
+    second = gateways()
+    with robot(second) as connection:
+        infer(connection, session_id='arm', endpoint='reset')
+        assert 'refused: observation' in drive(connection, 1, prompt='no such goal')[0]  # the engine was reached
+        second.stop()
+    with robot(gateways()) as connection:
+        reply, = drive(connection, 2)
+    before, newest = served.service.ticks[-2:]
+    assert reply['episode'] == newest.episode > before.episode and not newest.executed.any()
+
+
 def test_a_session_whose_client_does_not_come_back_ends_on_the_engine_too(served, gateways):
     first = gateways(linger=0.3)
     with robot(first) as connection:
@@ -188,6 +226,24 @@ def test_a_world_of_a_camera_goes_on_after_the_gateway_was_killed(served):
     asked = [(question.keep, question.onward, len(question.branches[0].actions)) for question in served.service.questions]
     assert asked == [(True, False, 4), (False, True, 2), (True, True, 8)], 'two actions waited for a chunk to be whole'
     assert np.allclose(served.service.questions[2].branches[0].actions, commands(16)[4:12], atol=1e-3)
+
+
+def test_a_world_that_is_reset_first_after_a_restart_does_not_go_on(served, gateways):
+    poses, image = camera_path(commands(16)), np.zeros((64, 64, 3), np.uint8)
+    first = gateways()
+    with client(first, PATH) as connection:
+        world = World(connection)
+        for _ in range(2):
+            world.send(endpoint='reset')
+            assert world.heard() == 'reset successful'
+            world.infer(0, 0, camera=camera(poses[:5]), image=image)
+        first.stop()
+    with client(gateways(), PATH) as connection:
+        world = World(connection)
+        world.send(endpoint='reset')
+        assert world.heard() == 'reset successful'
+        assert 'no world yet' in world.infer(0, 0, camera=camera(poses[5:9]))[-1]['message']
+        assert len(world.infer(0, 0, camera=camera(poses[:5]), image=image)[-1]['video'])
 
 
 def test_a_session_that_moves_to_another_server_is_followed_with_what_was_not_answered(tmp_path, served, gateways):

@@ -97,6 +97,7 @@ class Session:
         self._engine: EngineSession | None = None
         self._retry = self._stayed = 0.0
         self._number = 0
+        self._forgotten = False  # its past, in a way that the engine does not know yet
         self._replies: OrderedDict[int, bytes | str] = OrderedDict()
         self._plan: tuple[np.ndarray, float] | None = None  # the newest plan, and when its observation came
 
@@ -127,6 +128,9 @@ class Session:
             raise Refusal('engine', str(error)) from error
         self._engine = engine
         engine.pictured = self._pictured
+        if self._forgotten:
+            self._forgotten = False
+            self.note()
         return engine
 
     @property
@@ -242,6 +246,7 @@ class Session:
         self.step, self._plan, self.world = None, None, None
         self._replies.clear()
         self.note()
+        self._forgotten |= self._engine is None or bool(self._engine.gone)
 
     def status(self) -> dict[str, Any]:
         """Return the session's part of /v1/sessions."""
@@ -271,6 +276,9 @@ class Session:
         """Continue the session that another gateway, or a lost connection, has left on the engine."""
         self._number = resumed.number
         note = Note.of(resumed.note)
+        if self._forgotten:  # after that note, whose episode may be unknown here
+            self.episode = max(self.episode, note.episode + 1 if note else 0)
+            return
         if note is None:
             self.begin_anew()
         if note is None or note.episode < self.episode or (note.step is not None and note.step == self.step):
@@ -282,7 +290,7 @@ class Session:
             except (asyncio.TimeoutError, TimeoutError):
                 pass  # continue without it
         self.episode, self.step = note.episode, note.step
-        if isinstance(answer, messages.Planned):
+        if isinstance(answer, messages.Planned) and note.arrival:  # otherwise forgotten since
             self._plan = answer.plan, note.arrival
         if isinstance(answer, messages.Failed):
             self.begin_anew()
