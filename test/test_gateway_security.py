@@ -20,7 +20,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from worldmodel_ros.serving.gateway.accounts import AccountError, Account, Accounts, digest, new_token
-from worldmodel_ros.serving.gateway import server
+from worldmodel_ros.serving.gateway import security, server
 from worldmodel_ros.serving.gateway.camera import PATH
 from worldmodel_ros.serving.gateway.msgpack import encode
 from worldmodel_ros.serving.gateway.process import GatewayError, Options
@@ -260,6 +260,14 @@ def test_connections_that_come_too_fast_are_dropped_before_a_byte_is_read(tmp_pa
                     dropped += 1
             assert dropped >= 10 and wait_for(lambda: running.listening.refused == dropped)
             assert infer(connection)['valid_steps'] == 4
+
+
+@pytest.mark.parametrize('one, other, same', [
+    ('203.0.113.5', '203.0.113.6', False), ('::ffff:203.0.113.5', '::ffff:198.51.100.7', False),
+    ('::ffff:203.0.113.5', '203.0.113.5', True), ('2001:db8::1', '2001:db8::2:1', True),
+    ('2001:db8::1', '2001:db8:0:1::1', False), ('fe80::1%eth0', 'fe80::2%eth0', True)])
+def test_connections_are_limited_by_ipv4_address_on_any_socket_and_by_ipv6_network(one, other, same):
+    assert (security._neighbourhood(one) == security._neighbourhood(other)) is same
 
 
 # --- TLS ---

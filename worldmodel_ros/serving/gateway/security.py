@@ -77,7 +77,10 @@ def _neighbourhood(address: str) -> str:
     """Return an IPv4 address, or the /64 network of an IPv6 address, which one host can have."""
     if ':' not in address:
         return address
-    return str(ipaddress.ip_network((address.partition('%')[0], 64), strict=False))
+    address = ipaddress.IPv6Address(address.partition('%')[0])
+    if address.ipv4_mapped:  # how a socket for both versions, as of --host ::, gives all IPv4 addresses
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((address, 64), strict=False))
 
 
 class _AuditFile(logging.Handler):
