@@ -4,11 +4,12 @@ import json
 import re
 
 import pytest
-from fake_service import FakeService
+from fake_service import FakeService, wait_for
 from gateway_rig import TIMEOUT, gateway, get, infer, robot
 from hypothesis import given, settings, strategies as st
 
 from worldmodel_ros.serving.gateway.accounts import Account, Accounts, digest
+from worldmodel_ros.serving.server import server as server_module
 
 TOKEN = 'a token of the test'
 PATHS = ('/', '/healthz', '/readyz', '/metrics', '/v1/models', '/v1/sessions', '/v1/sessions/frames')
@@ -68,6 +69,19 @@ def ask(running, method, path, headers=(), body=b''):
         return answer.status, answer.read()
     finally:
         connection.close()
+
+
+def test_an_engine_without_room_for_another_connection_is_not_away(tmp_path, monkeypatch):
+    with gateway(tmp_path, FakeService(sessions=4)) as running, robot(running) as one, robot(running) as two:
+        infer(one), infer(two)
+        wait_for(lambda: len(running.server.server._peers) == 2)
+        monkeypatch.setattr(server_module, '_CONNECTIONS', 2)
+        with robot(running) as three:
+            assert 'refused: engine: 2 connections are open' in infer(three)
+        running.gateway._status.forget()
+        assert get(running, '/readyz')[0] == 200 and 'worldmodel_engine_up 1\n' in get(running, '/metrics')[2]
+        with robot(running) as again:  # a refused client, or another account's
+            assert again.metadata['model'] == 'tiny'
 
 
 @pytest.mark.parametrize('path', PATHS)

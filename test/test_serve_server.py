@@ -390,10 +390,21 @@ def test_one_process_cannot_take_all_connections(served, monkeypatch):
     monkeypatch.setattr(server_module, '_OF_A_PROCESS', 3)
     open_ones = [Connection(connect(served.path, 1.0)) for _ in range(3)]
     wait_for(lambda: len(served.server._peers) == 3)
-    with pytest.raises(Unavailable, match=f'3 are of process {os.getpid()}.*and 3 of one process'):
+    with pytest.raises(Unavailable, match=f'3 without a session are of process {os.getpid()}.*and 3 of those'):
         open_link(served.path, '/robot', TINY)
     for connection in open_ones:
         connection.close()
+
+
+def test_a_gateway_has_as_many_connections_as_there_are_sessions_and_its_requests_are_answered(tmp_path, monkeypatch):
+    monkeypatch.setattr(server_module, '_OF_A_PROCESS', 1)
+    with serving(tmp_path / 'engine.sock', FakeService(sessions=3)) as running:
+        links = [open_link(running.path, f'/robot{k}', TINY) for k in range(3)]
+        assert len(ask_status(running.path)['robots']) == 3
+        with pytest.raises(Unavailable, match='3 sessions are open'):
+            open_link(running.path, '/robot3', TINY)
+        for link in links:
+            link.connection.close()
 
 
 def test_pictures_that_a_robot_does_not_read_take_no_more_memory_than_is_allowed(served, monkeypatch):

@@ -30,6 +30,10 @@ class Unavailable(RuntimeError):
     """There is no server for this robot; the text says why."""
 
 
+class Rejected(Unavailable):
+    """A server is there, and refuses the request."""
+
+
 class Outdated(Unavailable):
     """The server has an older generation of the session than the robot was told, or no longer knows it."""
 
@@ -130,7 +134,7 @@ def _believed(link: Link, hello: messages.Hello) -> Link:
 
 
 def ask_status(server: Path) -> dict:
-    """Return the status of the server at a socket. Raises Unavailable."""
+    """Return the status of the server at a socket. Raises Unavailable, Rejected."""
     connection, status = say(server, messages.StatusRequest(), messages.Status)
     connection.close()
     return status_values(status, server)
@@ -150,7 +154,8 @@ def status_values(status: object, server: Path | Endpoint) -> dict:
 
 
 def say(server: Path, message: object, kind: type[_Answer]) -> tuple[Connection, _Answer]:
-    """Return a connection to the server at a socket, and its answer, of ``kind``, to a first message. Raises Unavailable."""
+    """Return a connection to the server at a socket, and its answer, of ``kind``, to a first message. Raises Unavailable,
+    Rejected."""
     connection = None
     try:
         connection = Connection(connect(server, HANDSHAKE_TIMEOUT))
@@ -163,6 +168,9 @@ def say(server: Path, message: object, kind: type[_Answer]) -> tuple[Connection,
         if not isinstance(answer, kind):
             raise _refusal(answer)
         return connection, answer
+    except Rejected:
+        connection.close()
+        raise
     except (AddressError, ConnectionLost, MessageError, Unavailable) as error:
         if connection:
             connection.close()
@@ -170,8 +178,9 @@ def say(server: Path, message: object, kind: type[_Answer]) -> tuple[Connection,
 
 
 def _refusal(message: object) -> Unavailable:
-    return Unavailable(message.reason if isinstance(message, messages.Rejected)
-                       else f'the server answered with {type(message).__name__}')
+    if isinstance(message, messages.Rejected):
+        return Rejected(message.reason)
+    return Unavailable(f'the server answered with {type(message).__name__}')
 
 
 def _said(connection: Connection, message: object, patience: float = HANDSHAKE_TIMEOUT

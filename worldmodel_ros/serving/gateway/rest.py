@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from worldmodel_ros.serving.client.link import Unavailable, ask_status
+from worldmodel_ros.serving.client.link import Rejected, Unavailable, ask_status
 
 _FRESH = 1.0  # s that an answer of the engine is reused
 _COUNTS = ('late', 'failed', 'refused_at_arrival', 'given_up')  # of the engine's service
@@ -37,6 +37,8 @@ class EngineStatus:
             if time.monotonic() - self._asked >= _FRESH:
                 try:
                     self._known = await asyncio.to_thread(ask_status, self._socket)
+                except Rejected:
+                    pass  # it is there, and has no room for another connection: what was known still holds
                 except Unavailable:
                     self._known = None
                 self._asked = time.monotonic()

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _CONNECTIONS = 256  # at most, of robots and of status requests
-_OF_A_PROCESS = 64   # of them, from one process
+_OF_A_PROCESS = 64   # of them without a session, from one process: a gateway has a connection for each of its sessions
 _ATTEMPTS = 4.0     # sessions per second that one process may open, since each costs the others time
 _ATTEMPTS_SAVED = 4.0  # s of that allowed in one burst
 _IN_A_ROW = 16      # messages of one connection before the others have their turn
@@ -133,10 +133,10 @@ class Server:
             return
         connected, pid = accepted
         connection = Connection(connected)
-        of_process = sum(peer.pid == pid for peer in self._peers.values())
+        of_process = sum(peer.pid == pid and peer.robot is None for peer in self._peers.values())
         if len(self._peers) >= _CONNECTIONS or of_process >= _OF_A_PROCESS:
-            self._reject(connection, f'{len(self._peers)} connections are open, of which {of_process} are of process '
-                                     f'{pid}: at most {_CONNECTIONS} are allowed, and {_OF_A_PROCESS} of one process')
+            self._reject(connection, f'{len(self._peers)} connections are open, of which {of_process} without a session are of '
+                                     f'process {pid}: at most {_CONNECTIONS} are allowed, and {_OF_A_PROCESS} of those')
             connection.close()
             return
         self._peers[connection] = _Peer(pid, time.monotonic())
