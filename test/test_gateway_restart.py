@@ -15,6 +15,7 @@ from worldmodel_ros.serving.client.link import ask_status
 from worldmodel_ros.serving.gateway.accounts import Account
 from worldmodel_ros.serving.gateway.camera import PATH
 from worldmodel_ros.serving.gateway.server import Limits
+from worldmodel_ros.serving.server.server import Limits as ServerLimits
 from worldmodel_ros.serving.service.quotas import TokenBuckets
 
 PROGRAM = [sys.executable, '-m', 'worldmodel_ros.cli', 'gateway', '--port', '0', '--linger', '5']
@@ -163,6 +164,17 @@ def test_a_session_whose_client_does_not_come_back_ends_on_the_engine_too(served
     with robot(gateways()) as connection:
         reply, = drive(connection, 2)
     assert reply['episode'] == 1 and served.service.ticks[-1].sequence == 1, 'it began from nothing'
+
+
+def test_a_session_waits_longer_than_the_engine_waits_for_a_message(served, gateways):
+    served.server._limits = ServerLimits(idle=0.5)
+    with robot(gateways(linger=60.0)) as connection:
+        drive(connection, 1)
+    wait_for(lambda: ask_status(served.path)['waiting'] == 1)
+    time.sleep(1.5)  # and longer than the engine looks for sessions whose time is over
+    with robot(gateways()) as connection:
+        assert [reply['episode'] for reply in drive(connection, 1, 2)] == [1, 1]
+    assert [tick.sequence for tick in served.service.ticks] == [1, 2] and not served.service.closed
 
 
 def test_what_ends_on_purpose_does_not_wait_on_the_engine(served, gateways):

@@ -358,7 +358,8 @@ def test_a_client_certificate_is_a_robot(tmp_path, authority):
     ({'host': '0.0.0.0', 'certificate': 'c', 'key': 'k'}, 'give --accounts'), ({'host': ''}, 'without TLS'),
     ({'certificate': 'c'}, 'needs both'), ({'client_ca': 'c'}, 'needs them'), ({'store': 's'}, 'give --client-ca'),
     ({'port': 70000}, 'port is'),
-    ({'message_mb': 0}, 'message_mb is'), ({'linger': -1}, 'linger is'), ({'idle': float('nan')}, 'idle is')])
+    ({'message_mb': 0}, 'message_mb is'), ({'linger': -1}, 'linger is'), ({'linger': 601}, 'up to 600 s'),
+    ({'idle': float('nan')}, 'idle is')])
 def test_options_that_are_not_safe_or_make_no_sense_are_refused(changes, reason):
     with pytest.raises(GatewayError, match=reason):
         Options(**changes)

@@ -62,7 +62,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--idle', type=float, metavar='S',
                         help='close a connection after this long without a message [s] (default: 300)')
     parser.add_argument('--linger', type=float, metavar='S',
-                        help='time that a named session waits for its client to reconnect [s] (default: 30)')
+                        help='time that a named session waits for its client to reconnect [s], up to 600 (default: 30)')
     parser.add_argument('--audit', metavar='FILE', help='audit log: who did what, as JSON lines, without payloads')
     parser.add_argument('--store', metavar='FOLDER', help='session store that this host keeps for its fleet\'s '
                         'servers; needs --client-ca, and accounts with fleet: true')

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from worldmodel_ros.cache.stores.files import FileStore, in_memory
 from worldmodel_ros.cache.stores.protocol import StoreError
+from worldmodel_ros.serving.transport import messages
 from worldmodel_ros.serving.transport.address import AUTO, AddressError, is_loopback, socket_path
 from .accounts import AccountError, Accounts
 from .contract import Contract
@@ -56,6 +57,8 @@ class Options:
         for name, value in {**numbers, 'connects': self.connects, 'linger': self.linger}.items():
             if not 0.0 <= value < math.inf or (name in numbers and not value):
                 raise GatewayError(f'{name} is {value}')
+        if self.linger > messages.LONGEST_LINGER:  # the engine keeps no session for longer
+            raise GatewayError(f'linger is {self.linger}: it may be up to {messages.LONGEST_LINGER:g} s')
         if self.world and Path(self.world).expanduser().is_dir():
             raise GatewayError(f'world is the folder {self.world}: worldmodel serve --model {self.world} --socket PATH serves '
                                'it, and --world takes that socket')

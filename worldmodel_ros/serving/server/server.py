@@ -38,7 +38,6 @@ _HELLO = 5.0        # s in which a connection must send its first message
 _LOOK = 1.0         # s between two checks for idle connections
 _SAVED = 2.0        # s of messages allowed in one burst
 _ROBOT_COMES = 10.0  # s after which a session that was taken over is given up unless its robot has come
-_LONGEST_LINGER = 120.0  # s that a session may wait for its robot
 
 
 @dataclass(frozen=True)
@@ -186,7 +185,7 @@ class Server:
             raise MessageError(f'{type(message).__name__} before Hello')
 
     def _open(self, connection: Connection, peer: _Peer, hello: messages.Hello) -> None:
-        linger = min(max(0.0, hello.linger), _LONGEST_LINGER) if hello.session else 0.0  # NaN counts as 0
+        linger = min(max(0.0, hello.linger), messages.LONGEST_LINGER) if hello.session else 0.0  # NaN counts as 0
         before = next((each for each, other in self._peers.items() if hello.session and other.robot is not None
                        and (other.robot.linger or self._keeper) and other.robot.session == hello.session), None)
         if before is not None:  # its loss was not noticed yet; it waits for this one, or is stored
@@ -295,7 +294,7 @@ class Server:
                 connection.send(messages.Idle(f'{reason}; the next observation may open a session again'))
             except (ConnectionLost, MessageError):
                 pass  # it is being closed anyway
-            self._drop(connection, reason)
+            self._drop(connection, reason, waits=True)
 
     def _reject(self, connection: Connection, reason: str) -> None:
         self._refused += 1

@@ -20,6 +20,8 @@ import numpy as np
 
 from .codec import doubles, f64, flag, floats, i64, many, message, text, u8, u32, u64
 
+LONGEST_LINGER = 600.0  # s that a session or a world may wait after its connection is lost
+
 # --- from the front end ---
 
 

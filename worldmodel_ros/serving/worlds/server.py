@@ -36,7 +36,6 @@ _CONNECTIONS = 256      # at most
 _WAITING = 4            # requests of one connection
 _MOST_POSES = 1024      # of one request
 _HELLO = 5.0            # s in which a connection must send its first message
-_LONGEST_LINGER = 600.0  # s that a world may wait
 _LOOK = 1.0             # s between two checks for expired worlds and connections
 _KEPT = 64 << 20        # bytes, at most, of a world's newest frames that are kept to be repeated
 
@@ -186,7 +185,7 @@ class WorldServer:
             self._reject(before, 'its world goes on over a newer connection')
             self._drop(before)
         place.holder, peer.place = peer, place
-        place.linger = min(max(0.0, hello.linger), _LONGEST_LINGER)  # NaN counts as 0
+        place.linger = min(max(0.0, hello.linger), messages.LONGEST_LINGER)  # NaN counts as 0
         peer.connection.send(messages.WorldWelcome(place.walk is not None, place.note, json.dumps(asdict(self.about))))
 
     def _reject(self, connection: Connection, reason: str) -> None:
