@@ -10,7 +10,7 @@ import ssl
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -20,6 +20,7 @@ from urllib.parse import parse_qs
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
+from websockets.protocol import State
 
 from worldmodel_ros.model.presets import Preset
 from worldmodel_ros.serving.service.quotas import TokenBuckets
@@ -67,13 +68,14 @@ class Client:
         self.dialect: Dialect = connection.dialect
         self.extensions: Any = None  # of the dialect, as requested by the client
         self.given_up = False        # it was silent, or did not read
+        self._paid = -1                  # size of the next message for which the account was charged already; -1: of none
         self._silent_since = math.inf    # steady time [s]; infinite: no message is waited for
         self._sending: list[float] = []  # since when each outgoing message is being sent
 
     async def receive(self) -> bytes | str:
         """
         Return the next message within the account's limits. Those that come too fast are refused unread, and the following ones
-        wait in the sender's own buffers.
+        wait in the sender's own buffers, until it is this connection's turn among those of its account that wait.
 
         Raises ConnectionClosed.
         """
@@ -81,12 +83,16 @@ class Client:
             self._silent_since = time.monotonic()
             message = await self.connection.recv()
             self._silent_since = math.inf
-            wait = self.gateway.wait(self.account, len(message))
+            size, paid, self._paid = _megabytes(message), self._paid, -1
+            wait = self.gateway.wait(self.account, size) if size > paid else 0.0
             if not wait:
                 return message
             await self.refuse(Refusal('rate', f'{self.account.name} sends too much: again in {wait:.2f} s'))
             async with self.gateway.slowed(self.account):  # the limit holds for all its connections together
-                await asyncio.sleep(wait)
+                while self.connection.state is State.OPEN and (wait := self.gateway.wait(self.account, size)):
+                    with suppress(asyncio.TimeoutError, TimeoutError):
+                        await asyncio.wait_for(self.connection.wait_closed(), wait)
+                self._paid = size  # otherwise another connection could use what this one has waited for
 
     async def send(self, message: bytes | str) -> None:
         """Send a message; raises ConnectionClosed."""
@@ -155,12 +161,14 @@ class Gateway:
                 self.sessions.close()
 
     def wait(self, account: Account, size: int) -> float:
-        """Return 0 if an account may send a message of ``size`` bytes, otherwise in how many s it may."""
+        """Charge an account for a message of ``size`` MB and return 0, if it may send it; otherwise, in how many s it may."""
         messages, megabytes = self._messages.setdefault(account, (
             TokenBuckets(account.messages, _SAVED), TokenBuckets(account.megabytes, _SAVED)))
         now = time.monotonic()
-        # One token per megabyte, rounded up.
-        return max(messages.take(account.name, now), megabytes.take(account.name, now, -(-size // 1_000_000)))
+        wait = messages.take(account.name, now)
+        if not wait and (wait := megabytes.take(account.name, now, size)):
+            messages.take(account.name, now, -1)
+        return wait
 
     def slowed(self, account: Account) -> asyncio.Lock:
         """Return the lock that an account's connections hold while they wait after sending too much."""
@@ -393,6 +401,10 @@ class Gateway:
             now = time.monotonic()
             for client in list(self._clients.values()):
                 client.look(now)
+
+
+def _megabytes(message: bytes | str) -> int:
+    return -(-len(message) // 1_000_000)  # rounded up
 
 
 def _json(connection: ServerConnection, value: Any) -> Response:

@@ -40,7 +40,7 @@ class TokenBuckets:
     def take(self, account: Hashable, now: float, count: int = 1) -> float:
         """
         Take ``count`` tokens and return 0; if there are too few, take none, and return the time until there are enough [s].
-        More than a bucket holds are taken from a full one, which then lacks the rest.
+        More than a bucket holds are taken from a full one, which then lacks the rest. A negative ``count`` gives tokens back.
         """
         if not self.rate:
             return 0.0
