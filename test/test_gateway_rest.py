@@ -20,10 +20,17 @@ JSON, TEXT = 'application/json', 'text/plain'
 @pytest.fixture(scope='module')
 def running(tmp_path_factory):
     accounts = Accounts((Account('arm', digest(TOKEN), openings=0.0),))
-    with gateway(tmp_path_factory.mktemp('run'), FakeService(sessions=4), accounts=accounts) as started:
+    with gateway(tmp_path_factory.mktemp('run'), FakeService(sessions=4), accounts=accounts,
+                 origins=('https://listed.example',)) as started:
         with robot(started, token=TOKEN) as connection:
             infer(connection, session_id='arm/1')
             yield started
+
+
+@pytest.fixture(scope='module')
+def open_to_all(tmp_path_factory):
+    with gateway(tmp_path_factory.mktemp('run')) as started:
+        yield started
 
 
 @pytest.mark.parametrize('path, kind', [('/healthz', TEXT), ('/readyz', TEXT), ('/metrics', TEXT), ('/v1/models', JSON),
@@ -59,7 +66,7 @@ def test_every_line_of_the_metrics_is_prometheus_text(running):
 def ask(running, method, path, headers=(), body=b''):
     connection = http.client.HTTPConnection('127.0.0.1', running.port, timeout=TIMEOUT)
     try:
-        connection.putrequest(method, path, skip_accept_encoding=True)
+        connection.putrequest(method, path, skip_accept_encoding=True, skip_host='Host' in dict(headers))
         for name, value in headers:
             connection.putheader(name, value)
         if body:
@@ -69,6 +76,22 @@ def ask(running, method, path, headers=(), body=b''):
         return answer.status, answer.read()
     finally:
         connection.close()
+
+
+@pytest.mark.parametrize('host, status', [
+    ('127.0.0.1:8000', 200), ('127.0.0.1', 200), ('[::1]:8000', 200), ('localhost:8000', 200), ('evil.example:8000', 403),
+    ('127.0.0.1.evil.example', 403), ('evil.example#127.0.0.1', 403), ('[', 403), ('', 403)])
+def test_a_page_whose_name_resolves_to_this_machine_reads_nothing_of_a_gateway_without_accounts(open_to_all, host, status):
+    for path in ('/', '/metrics', '/v1/models', '/v1/sessions'):
+        assert ask(open_to_all, 'GET', path, [('Host', host)])[0] == status
+    assert ask(open_to_all, 'GET', '/healthz', [('Host', host)])[0] == 200
+
+
+@pytest.mark.parametrize('origin, status', [
+    ('http://cell.example:8000', 200), ('https://listed.example', 200), ('http://evil.example', 403), ('null', 403)])
+def test_pages_of_its_own_and_of_listed_origins_are_answered_by_a_gateway_of_any_name(running, origin, status):
+    headers = [('Authorization', f'Bearer {TOKEN}'), ('Host', 'cell.example:8000'), ('Origin', origin)]
+    assert ask(running, 'GET', '/v1/sessions', headers)[0] == status
 
 
 def test_an_engine_without_room_for_another_connection_is_not_away(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from worldmodel_ros.serving.transport.address import AddressError
+from worldmodel_ros.serving.transport.address import AddressError, is_address_or_localhost
 
 HOST = '127.0.0.1'  # loopback only: there is no password
 
@@ -56,8 +56,7 @@ class Dashboard:
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                name, _, _ = self.headers.get('Host', '').rpartition(':')
-                if name not in (HOST, 'localhost'):  # against DNS rebinding: any web page could read it otherwise
+                if not is_address_or_localhost(self.headers.get('Host', '')):
                     self.send_error(403)
                 elif self.path == '/':
                     self._send('text/html; charset=utf-8', _PAGE)

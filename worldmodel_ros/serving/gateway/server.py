@@ -26,6 +26,7 @@ from worldmodel_ros.model.presets import Preset
 from worldmodel_ros.serving.service.quotas import TokenBuckets
 from worldmodel_ros.cache.stores.protocol import SlabStore
 from worldmodel_ros.serving.transport import network, peers
+from worldmodel_ros.serving.transport.address import is_address_or_localhost
 from . import camera, fleet, node, open_world, openpi, page, rest
 from .accounts import ANYBODY, Account, Accounts, certificate_name
 from .contract import Contract
@@ -202,6 +203,9 @@ class Gateway:
             response.headers['WWW-Authenticate'] = 'Bearer'
             response.headers['WWW-Authenticate'] = 'Basic realm="worldmodel gateway: the token as password"'  # besides
             return response
+        if 'Upgrade' not in request.headers and (refusal := self._foreign(request)):  # WebSockets: see ``serve``
+            self.refused('origin')
+            return connection.respond(http.HTTPStatus.FORBIDDEN, f'{refusal}\n')
         answers = {'/readyz': self._ready, '/metrics': self._metrics, '/v1/models': self._models,
                    '/v1/sessions': self._own_sessions, '/v1/sessions/frames': self._frames}
         if path in answers:
@@ -222,6 +226,15 @@ class Gateway:
         connection.dialect = self._dialects[path]
         connection.client = Client(self, connection, account)
         return None
+
+    def _foreign(self, request: Request) -> str:
+        """Return why a request may be one of a foreign web page, in a browser that reaches this gateway; empty: it is none."""
+        host, = hosts if len(hosts := request.headers.get_all('Host')) == 1 else ['']
+        if self._accounts is None and not is_address_or_localhost(host):
+            return 'without accounts, the gateway is reached by an IP address or as localhost alone'
+        if any(each not in self._origins and each.partition('://')[2] != host for each in request.headers.get_all('Origin')):
+            return 'no page of this origin may ask: --origin'
+        return ''
 
     def _crowded(self, account: Account) -> str:
         """Return why an account cannot have another connection; empty: it can."""

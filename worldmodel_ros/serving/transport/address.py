@@ -11,6 +11,7 @@ import struct
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 AUTO = 'auto'
 _NAME = 'engine.sock'
@@ -51,6 +52,16 @@ def is_loopback(host: str) -> bool:
     except socket.gaierror:
         return False
     return bool(found) and all(ipaddress.ip_address(each.partition('%')[0]).is_loopback for each in found)
+
+
+def is_address_or_localhost(host: str) -> bool:
+    """Return whether a Host header names an IP address or localhost. A web page whose own name resolves to this machine, so
+    that it could read what is served here without a password (DNS rebinding), sends that name."""
+    try:
+        name = urlsplit(f'//{host}').hostname or ''
+        return name == 'localhost' or bool(ipaddress.ip_address(name))
+    except ValueError:
+        return False
 
 
 class ListeningSocket:
