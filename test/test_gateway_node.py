@@ -26,6 +26,7 @@ from worldmodel_ros.serving.gateway.accounts import Account, Accounts, digest
 from worldmodel_ros.serving.gateway.security import server_context
 from worldmodel_ros.serving.transport import messages
 from worldmodel_ros.serving.transport.codec import MessageError
+from worldmodel_ros.serving.transport.connection import ConnectionLost
 from worldmodel_ros.serving.transport.network import PATH, RemoteClock, Stamps, unwrap, wrap
 
 TOKEN = 'the token of a robot'
@@ -280,6 +281,25 @@ def test_a_stranger_at_the_nodes_path_ends_its_own_connection_alone(tmp_path, fr
                 stranger.recv(TIMEOUT)
         assert by(driving.tick(deadline=DEADLINE)) == SERVER
         wait_for(lambda: len(service.listeners) == 1)
+
+
+def test_a_node_that_connects_again_has_the_place_of_its_own_connection_that_died_unnoticed(tmp_path):
+    accounts = Accounts(tuple(Account(name, digest(name), sessions=1, openings=0.0) for name in ('one', 'two')))
+    with gateway(tmp_path, FakeService(sessions=2), accounts=accounts) as running:
+        endpoints = []
+        for name in ('one', 'two'):
+            (tmp_path / name).write_text(name)
+            endpoints.append(Endpoint(running.url(''), token=str(tmp_path / name)))
+        first, other = (open_link(endpoint, '/robot', TINY, 'uuid') for endpoint in endpoints)
+        again = open_link(endpoints[0], '/robot', TINY, 'uuid')
+        with pytest.raises(ConnectionLost):
+            first.connection.receive(TIMEOUT)
+        with pytest.raises(Unavailable, match='1 sessions are open, which is the limit of one'):
+            open_link(endpoints[0], '/robot', TINY, 'uuid of another node')
+        assert len(running.service.listeners) == 2 and len(running.service.closed) == 1
+        for link in (again, other, first):
+            link.connection.close()
+        wait_for(lambda: not running.service.listeners and not running.gateway._clients)
 
 
 def test_sessions_of_nodes_are_those_of_their_account(tmp_path):

@@ -36,9 +36,12 @@ _CLOSED = 1008   # the reason has been sent before
 
 
 class Dialect:
-    """Encodes refusals for a node."""
+    """Encodes refusals for a node; knows the connections of all."""
 
     name = NAME
+
+    def __init__(self) -> None:
+        self.bridges: dict[tuple[str, str], Bridge] = {}  # by account, and by the node's own name for its session
 
     def refusal(self, refusal: Refusal) -> bytes:
         """Return the message; after it, a node drives with its own model, and connects again."""
@@ -55,14 +58,20 @@ class Bridge:
         self._showing = False  # images are being sent
         self._newest = 0       # number of the newest tick
         self._engine: EngineSession | None = None
+        self._session: Session | None = None
 
     async def run(self) -> None:
         """Serve the node until its connection ends. Raises WireError, ConnectionClosed, Refusal."""
         hello, _ = await self._next()
         if not isinstance(hello, messages.Hello):
             raise WireError(f'{type(hello).__name__} before Hello')
-        sessions = self._client.gateway.sessions
-        session = sessions.claim(self._client.account, '', NAME, self._client)
+        sessions, bridges, key = self._client.gateway.sessions, self._client.dialect.bridges, (
+            self._client.account.name, hello.session)
+        if key in bridges:
+            bridges[key].give_way()
+        self._session = session = sessions.claim(self._client.account, '', NAME, self._client)
+        if hello.session:
+            bridges[key] = self
         session.label, engine = hello.robot, None
         if self._client.account.fleet:  # others' sessions end with their connections
             session.known_as, session.generation, session.mobile = hello.session, hello.generation, hello.mobile
@@ -91,7 +100,18 @@ class Bridge:
                 engine.pictured = engine.ended = None
             for task in self._tasks:
                 task.cancel()
+            if bridges.get(key) is self:
+                del bridges[key]
             sessions.release(session, self._client)
+            if engine:
+                engine.end()  # it may have been opened after this one gave way
+
+    def give_way(self) -> None:
+        """End the session, so that its place is free, and the connection: the node has another one, so this one is dead."""
+        if self._engine:
+            self._engine.ended = None
+        self._client.gateway.sessions.release(self._session, self._client)
+        self._client.connection.transport.abort()
 
     def _tick(self, session: Session, engine: Any, tick: messages.Tick, pixels: np.ndarray | None) -> None:
         if pixels is None or pixels.shape != (1, *engine.spec.image_size, 3):
