@@ -122,6 +122,18 @@ def test_an_account_has_so_many_sessions_messages_and_openings(running):
     assert all('refused: rate' in each or 'refused: sessions' in each for each in refusals)
 
 
+def test_a_session_that_waits_is_not_replaced_by_one_that_is_refused(tmp_path):
+    accounts = Accounts((Account('arm', digest(ARM), sessions=1, openings=0.01),))
+    with gateway(tmp_path, accounts=accounts) as running:
+        with robot(running, token=ARM) as connection:
+            assert infer(connection, session_id='waits', step_id=1)['valid_steps']
+        wait_for(lambda: not running.gateway._clients)
+        with robot(running, token=ARM) as connection:
+            assert 'refused: sessions: arm opens sessions too often' in infer(connection, session_id='new')
+            assert infer(connection, session_id='waits', step_id=2)['valid_steps']
+        assert not running.service.closed
+
+
 def test_an_account_that_leaks_connections_locks_out_no_other(running, monkeypatch):
     monkeypatch.setattr(server, '_SPARE', 1)
     with contextlib.ExitStack() as stack:

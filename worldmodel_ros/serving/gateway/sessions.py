@@ -347,17 +347,19 @@ class Sessions:
         if session is not None and session.dialect != dialect:
             raise Refusal('session', f'{name} is a session of {session.dialect}')
         if session is None:
+            free: list[tuple[float, tuple[str, str]]] = []
             taken = sum(owner == account.name for owner, _ in self._sessions)
             if taken >= account.sessions:
                 # A client that comes back under another name is not locked out by the sessions that it left.
                 free = [(each.left, k) for k, each in self._sessions.items() if k[0] == account.name and not each.holder]
                 if not free:
                     raise Refusal('sessions', f'{taken} sessions are open, which is the limit of {account.name}')
-                self._end(min(free)[1], 'replaced')
             opened = self._opened.setdefault(account, TokenBuckets(account.openings, _SAVED))
             wait = opened.take(account.name, time.monotonic())
             if wait:  # the engine limits openings per process, which all accounts share here
                 raise Refusal('sessions', f'{account.name} opens sessions too often: again in {wait:.2f} s')
+            if free:
+                self._end(min(free)[1], 'replaced')
             session = self._sessions[key] = Session(account, name, dialect, self._socket, kept, self._linger)
             self._say('session_begins', account=account.name, session=name, dialect=dialect)
         elif session.holder is not holder:
