@@ -2,8 +2,10 @@
 import time
 from contextlib import nullcontext
 from dataclasses import replace
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from threading import Lock, Thread
+from threading import Event, Lock, Thread
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -344,7 +346,7 @@ def test_served_steps_are_learned_towards_the_truth(model):
 
 
 def test_live_episodes_are_those_of_their_seeds_and_the_newest_take_the_place_of_the_oldest():
-    simulation = Simulation(range(7, 14), 1, 4, 6, SMALL_TILES, None, torch.device('cpu'), 1)
+    simulation = Simulation(range(8, 14), range(7, 8), 4, 6, SMALL_TILES, None, torch.device('cpu'), 1)
     try:
         simulation.wait(4)
         while simulation.episodes.added < 6:
@@ -355,7 +357,7 @@ def test_live_episodes_are_those_of_their_seeds_and_the_newest_take_the_place_of
         simulation.stop()
     held, live = simulation.held, simulation.episodes
     assert len(held) == 1 and len(live) == 4
-    seeds = [7, 12, 13, 10, 11]  # the first is held back; of the six others, the last two replaced the first two
+    seeds = [7, 12, 13, 10, 11]  # of the six that are not held back, the last two replaced the first two
     alone = collect(seeds, 6, SMALL_TILES.image_size, 1)
     for name in ('frames', 'actions', 'expert', 'poses', 'visible'):
         found = torch.cat([getattr(held, name), getattr(live, name)]).numpy()
@@ -370,6 +372,27 @@ def simulated(count, frames=5):
     for each in made:
         each['frames'][:] = rng.integers(0, 256, each['frames'].shape)
     return made
+
+
+def test_episodes_held_back_are_those_of_their_seeds_whichever_are_done_first(monkeypatch):
+    done, made = Event(), simulated(1, 6)[0]
+
+    def drive_alone(job):
+        if job[0] >= 10:
+            assert done.wait(30.0)
+        elif job[0] == 9:
+            done.set()
+        return made | {'actions': np.full_like(made['actions'], job[0])}
+    monkeypatch.setattr('worldmodel_ros.sim.rollout.drive_alone', drive_alone)
+    monkeypatch.setattr('multiprocessing.get_context', lambda _: SimpleNamespace(Pool=lambda count, _: ThreadPool(count)))
+    simulation = Simulation(range(10), range(10, 12), 10, 6, TILED, None, torch.device('cpu'), 4)
+    try:
+        simulation.wait(8)
+        held, live = (sorted(episodes.actions[:len(episodes), 0, 0].int().tolist())
+                      for episodes in (simulation.held, simulation.episodes))
+    finally:
+        simulation.stop()
+    assert held == [10, 11] and set(live) <= set(range(10))
 
 
 def test_live_episodes_that_come_later_are_encoded_as_those_before():
@@ -433,7 +456,7 @@ def test_the_loop_reads_a_batch_and_its_labels_while_no_episode_is_replaced(mode
 
 
 def test_a_simulation_that_ends_early_says_why():
-    simulation = Simulation(range(1), 0, 4, 6, SMALL_TILES, None, torch.device('cpu'), 1)
+    simulation = Simulation(range(1), range(0), 4, 6, SMALL_TILES, None, torch.device('cpu'), 1)
     try:
         with pytest.raises(RuntimeError, match='ended after 1 episodes: no seeds are left'):
             simulation.wait(2)

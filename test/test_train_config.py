@@ -1,6 +1,7 @@
 """A run's configuration: what is shipped can be read, and what is wrong is named with its place and the remedy."""
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -119,9 +120,24 @@ def test_stages_that_go_on_with_their_clips_learn_from_no_episodes_that_are_repl
         begin()
     if 'imitation' not in held:
         begin('data.live=8')
-        begin('data.held_back=0', processes=2)  # each simulates and holds its half
+        begin(processes=2)  # each simulates and holds its half
         with pytest.raises(ConfigError, match='data.live holds 4 of 5 episodes of a process'):
-            begin(processes=2)
+            begin('data.episodes=9', processes=2)
+
+
+def test_processes_hold_back_the_same_live_episodes_whatever_their_number(monkeypatch, tmp_path):
+    config, asked = read_config(SMOKE, ['imitation=null', 'data.live=8', 'data.begin=1', 'data.first_seed=40']), []
+
+    def simulation(seeds, held_back, *_):
+        asked.append((seeds, held_back))
+        return SimpleNamespace(wait=lambda _: None)
+    monkeypatch.setattr('worldmodel_ros.train.run.run.Simulation', simulation)
+    for processes in (1, 3):
+        asked.clear()
+        for rank in range(processes):
+            Run(config, tmp_path, Ranks(torch.device('cpu'), rank, processes)).simulation()
+        assert sorted(seed for seeds, _ in asked for seed in seeds) == list(range(40, 48))
+        assert [list(held_back) for _, held_back in asked] == [[48, 49], *[[]] * (processes - 1)]
 
 
 def test_episodes_are_as_long_as_the_clips_that_a_model_is_judged_on():

@@ -8,7 +8,7 @@ import json
 import multiprocessing
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
 from multiprocessing.pool import Pool
@@ -97,21 +97,21 @@ class LiveEpisodes(Episodes):
 
 
 class Simulation:
-    """Simulates the seeds in ``workers`` processes until all are done or it is stopped; the first ``held_back`` episodes go to
-    ``held``, the others to ``episodes``. ``measured``: share whose actions are what wheel encoders measured."""
+    """Simulates in ``workers`` processes until all is done or it is stopped: the seeds ``held_back``, whose episodes go to
+    ``held``, and then ``seeds``, for ``episodes``. ``measured``: share whose actions are what wheel encoders measured."""
 
-    def __init__(self, seeds: range, held_back: int, capacity: int, frames: int, preset: Preset,
+    def __init__(self, seeds: range, held_back: range, capacity: int, frames: int, preset: Preset,
                  mix: Mapping[str, float] | None, device: torch.device, workers: int, measured: float = 0.0):
         from worldmodel_ros.sim.behaviour import DEFAULT_MIX
         from worldmodel_ros.sim.rollout import check_mix, start_worker
         mix = dict(DEFAULT_MIX if mix is None else mix)
         check_mix(mix)
         self.episodes = LiveEpisodes(capacity, frames, preset, device)
-        self.held = LiveEpisodes(held_back, frames, preset, device) if held_back else None
-        self._held_back, self._failed = held_back, None
+        self.held = LiveEpisodes(len(held_back), frames, preset, device) if held_back else None
+        self._held_back, self._failed = len(held_back), None
         self._pool = multiprocessing.get_context('spawn').Pool(workers, start_worker)
-        jobs = ((seed, frames, preset.image_size, mix, measured) for seed in seeds)
-        self._thread = threading.Thread(target=self._feed, args=(self._pool, jobs), daemon=True)
+        jobs = [[(seed, frames, preset.image_size, mix, measured) for seed in part] for part in (held_back, seeds)]
+        self._thread = threading.Thread(target=self._feed, args=(self._pool, *jobs), daemon=True)
         self._thread.start()
 
     def wait(self, count: int) -> None:
@@ -127,16 +127,16 @@ class Simulation:
         self._pool.terminate()
         self._thread.join(10.0)
 
-    def _feed(self, pool: Pool, jobs: Iterator[tuple]) -> None:
+    def _feed(self, pool: Pool, held_back: list[tuple], jobs: list[tuple]) -> None:
         from worldmodel_ros.sim.rollout import drive_alone  # its module can be imported without torch
-        chunk, held, start = [], 0, time.monotonic()
+        chunk, start = [], time.monotonic()
         told = start
         try:
-            for episode in pool.imap_unordered(drive_alone, jobs):
-                if self.held is not None and held < self._held_back:
-                    self.held.add([episode])
-                    held += 1
-                    continue
+            # Both are handed over now: the processes go on with ``jobs`` while the last ones held back are not done yet.
+            first, others = pool.imap_unordered(drive_alone, held_back), pool.imap_unordered(drive_alone, jobs)
+            for episode in first:
+                self.held.add([episode])
+            for episode in others:
                 chunk.append(episode)
                 if len(chunk) == CHUNK or self.episodes.count < CHUNK:
                     self.episodes.add(chunk)

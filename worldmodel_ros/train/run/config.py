@@ -1,6 +1,7 @@
 """Configuration of a training run: dataclasses read from YAML (config/train/), every key checked, one section per stage."""
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -234,8 +235,7 @@ class TrainConfig:
     def check_live(self, processes: int) -> None:
         """Raise ValueError if a stage goes on with clips of live episodes that are replaced meanwhile, in one of so many
         ``processes``, each of which simulates and holds its share."""
-        data, every = self.data, range(self.data.episodes + self.data.held_back)
-        most = max(len(every[rank::processes]) - (data.held_back if rank == 0 else 0) for rank in range(processes))
+        data, most = self.data, math.ceil(self.data.episodes / processes)
         held = {f'{name}.objective.{share}': getattr(stage.objective, share) for share in ('imagined_share', 'contact_share')
                 for name in ('teacher', 'student') if (stage := getattr(self, name))}
         held |= {name: getattr(self, name) for name in ('self_forcing', 'decoder')}

@@ -177,14 +177,16 @@ class Run:
         mix of drivers that cannot be."""
         data, ranks = self.config.data, self.ranks
         if self._simulation is None:
-            seeds = range(data.first_seed + ranks.rank, data.first_seed + data.episodes + data.held_back, ranks.count)
+            # By seed, so that a run that resumes, also in another number of processes, holds back the same ones.
+            every = range(data.first_seed, data.first_seed + data.episodes + data.held_back)
+            held_back = every[data.episodes:] if ranks.main else range(0)
             if ranks.count > 1 and os.environ.get('MUJOCO_GL') == 'egl':  # otherwise all would render on the first GPU
                 os.environ.setdefault('MUJOCO_EGL_DEVICE_ID', str(ranks.rank))
             # One core is left for the training itself.
             workers = max(1, (self.config.workers or os.cpu_count() or 1) // ranks.count - 1)
             try:
-                self._simulation = Simulation(seeds, data.held_back if ranks.main else 0, data.live, data.frames, self.preset,
-                                              data.mix, ranks.device, workers, data.measured)
+                self._simulation = Simulation(every[:data.episodes][ranks.rank::ranks.count], held_back, data.live, data.frames,
+                                              self.preset, data.mix, ranks.device, workers, data.measured)
             except ValueError as error:
                 raise ConfigError(f'data: {error}') from error
             self._simulation.wait(data.begin)
