@@ -80,6 +80,7 @@ def test_values_given_on_the_command_line_win():
     ('preset=robot_3b', "preset 'robot_3b' has tiles, over which the stages self_forcing, imitation and decoder do not"),
     ('data.measured=0.5', 'data.measured is 0.5: give a share of 0 to 1, of episodes that are simulated while the model'),
     ('data.live=4', 'data.live holds 4 of 8 episodes that are simulated, and training begins with 128'),
+    ('data={live: 4, begin: 0}', 'training begins with 0: give no folders, and begin with 1 to as many'),
     ('vae=null', 'give the stage, or a model to take the autoencoder from'),
     ('data.first_seed=999999', 'only those below 1000000 are for training'),
     ('evaluation.first_seed=5', 'evaluation.first_seed 5 is a seed for training: take one from 1000000 on'),
@@ -138,6 +139,19 @@ def test_processes_hold_back_the_same_live_episodes_whatever_their_number(monkey
             Run(config, tmp_path, Ranks(torch.device('cpu'), rank, processes)).simulation()
         assert sorted(seed for seeds, _ in asked for seed in seeds) == list(range(40, 48))
         assert [list(held_back) for _, held_back in asked] == [[48, 49], *[[]] * (processes - 1)]
+
+
+def test_each_process_has_as_many_live_episodes_as_it_begins_with(tmp_path, monkeypatch):
+    config = read_config(SMOKE, ['imitation=null', 'data.live=8', 'data.begin=3'])
+    Run(config, tmp_path, Ranks(torch.device('cpu'), 0, 2)).begin(())
+    with pytest.raises(ConfigError, match='data.begin is 3, and one of 3 processes simulates only 2 of 8 episodes: lower'):
+        Run(config, tmp_path, Ranks(torch.device('cpu'), 0, 3)).begin(())
+
+    def wait(count):
+        raise RuntimeError(f'the simulation ended after {count - 1} episodes')
+    monkeypatch.setattr('worldmodel_ros.train.run.run.Simulation', lambda *_: SimpleNamespace(wait=wait))
+    with pytest.raises(ConfigError, match='data: the simulation ended after 2 episodes'):
+        Run(config, tmp_path, Ranks(torch.device('cpu'))).simulation()
 
 
 def test_episodes_are_as_long_as_the_clips_that_a_model_is_judged_on():

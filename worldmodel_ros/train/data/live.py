@@ -116,8 +116,11 @@ class Simulation:
 
     def wait(self, count: int) -> None:
         """Wait for the held-back episodes and ``count`` others. Raises RuntimeError if the simulation ends before."""
-        while self.episodes.count < count or (self.held is not None and self.held.count < self._held_back):
-            if not self._thread.is_alive():
+        while True:
+            ended = not self._thread.is_alive()  # asked first: its last episodes come as it ends
+            if self.episodes.count >= count and (self.held is None or self.held.count == self._held_back):
+                return
+            if ended:
                 raise RuntimeError(f'the simulation ended after {self.episodes.count} episodes: '
                                    f'{self._failed or "no seeds are left"}')
             time.sleep(0.05)
@@ -144,6 +147,8 @@ class Simulation:
                 if time.monotonic() - told >= SAID_EVERY:
                     told = time.monotonic()
                     print(json.dumps({'simulated': self.episodes.added, 'seconds': round(told - start, 1)}), flush=True)
+            if chunk:
+                self.episodes.add(chunk)
             print(json.dumps({'simulated': self.episodes.added, 'seconds': round(time.monotonic() - start, 1), 'all': True}),
                   flush=True)
         except Exception as error:  # ``wait`` reports it

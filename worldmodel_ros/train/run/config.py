@@ -22,7 +22,7 @@ class DataConfig:
     name; null: the usual ones. ``folders`` of LeRobot datasets are used instead.
 
     ``live``: simulate during training instead of before; this many episodes, the newest, are held on the training device, and
-    nothing is written to disk. Training begins with ``begin`` of them. 0: write a dataset first. Not for the stage
+    nothing is written to disk. Each process begins with ``begin`` of them. 0: write a dataset first. Not for the stage
     ``imitation``; stages that go on with a clip need ``live`` for all episodes of a process. ``measured``: share of
     live episodes whose actions are what wheel encoders measured, with their noise and slip, instead of what was commanded."""
 
@@ -207,9 +207,10 @@ class TrainConfig:
         if self.vae is None and self.init is None and self.autoencoder is None:
             raise ValueError('vae is null, and init and autoencoder too: give the stage, or a model to take the autoencoder '
                              'from')
-        if self.data.live and (self.data.folders or self.data.begin > min(self.data.live, self.data.episodes)):
+        if self.data.live and (self.data.folders
+                               or not 1 <= self.data.begin <= min(self.data.live, self.data.episodes)):
             raise ValueError(f'data.live holds {self.data.live} of {self.data.episodes} episodes that are simulated, and '
-                             f'training begins with {self.data.begin}: give no folders, and at most as many')
+                             f'training begins with {self.data.begin}: give no folders, and begin with 1 to as many')
         if self.data.live and self.imitation:
             raise ValueError('the stage imitation takes the features of all episodes as it begins, and data.live adds some '
                              'later: set data.live to 0, or imitation to null')
@@ -233,9 +234,13 @@ class TrainConfig:
                              f'{len(TRAINING_SEEDS)} on')
 
     def check_live(self, processes: int) -> None:
-        """Raise ValueError if a stage goes on with clips of live episodes that are replaced meanwhile, in one of so many
-        ``processes``, each of which simulates and holds its share."""
+        """Raise ValueError if one of so many ``processes``, each of which simulates and holds its share of live episodes, has
+        fewer than it begins with, or if a stage goes on with clips of those that are replaced meanwhile."""
         data, most = self.data, math.ceil(self.data.episodes / processes)
+        least = data.episodes // processes
+        if data.live and data.begin > least:
+            raise ValueError(f'data.begin is {data.begin}, and one of {processes} processes simulates only {least} of '
+                             f'{data.episodes} episodes: lower data.begin, raise data.episodes, or start fewer processes')
         held = {f'{name}.objective.{share}': getattr(stage.objective, share) for share in ('imagined_share', 'contact_share')
                 for name in ('teacher', 'student') if (stage := getattr(self, name))}
         held |= {name: getattr(self, name) for name in ('self_forcing', 'decoder')}

@@ -174,7 +174,7 @@ class Run:
 
     def simulation(self) -> Simulation:
         """Return the simulation of this process's share of live episodes, started at the first call. Raises ConfigError for a
-        mix of drivers that cannot be."""
+        mix of drivers that cannot be, or if it ends before there are enough episodes to begin."""
         data, ranks = self.config.data, self.ranks
         if self._simulation is None:
             # By seed, so that a run that resumes, also in another number of processes, holds back the same ones.
@@ -189,7 +189,10 @@ class Run:
                                               self.preset, data.mix, ranks.device, workers, data.measured)
             except ValueError as error:
                 raise ConfigError(f'data: {error}') from error
-            self._simulation.wait(data.begin)
+            try:
+                self._simulation.wait(data.begin)
+            except RuntimeError as error:
+                raise ConfigError(f'data: {error}') from error
         return self._simulation
 
     def live_episodes(self) -> dict[str, int]:
