@@ -77,7 +77,7 @@ def test_values_given_on_the_command_line_win():
     ('teacher.objective.pieces=5', 'teacher.objective.pieces is 5: it must divide clip_frames'),
     ('teacher.objective.served_share=2', 'teacher.objective.served_share is 2.0'),
     ('preset=enormous', "preset 'enormous' is unknown: choose from tiny"),
-    ('preset=robot_3b', "preset 'robot_3b' has tiles, over which the stages self_forcing, imitation and decoder do not"),
+    ('preset=robot_3b', "preset 'robot_3b' has tiles, over which the stages self_forcing and imitation do not"),
     ('data.measured=0.5', 'data.measured is 0.5: give a share of 0 to 1, of episodes that are simulated while the model'),
     ('data.live=4', 'data.live holds 4 of 8 episodes that are simulated, and training begins with 128'),
     ('data={live: 4, begin: 0}', 'training begins with 0: give no folders, and begin with 1 to as many'),
