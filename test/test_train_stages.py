@@ -6,11 +6,12 @@ import sys
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from small_model import SMALL
 
 from worldmodel_ros import cli
 from worldmodel_ros.model import checkpoint, presets
-from worldmodel_ros.model.checkpoint_description import read_description
+from worldmodel_ros.model.checkpoint_description import read_description, weight_files
 from worldmodel_ros.model.sampling import ONE_STEP, TWO_STEP
 from worldmodel_ros.train.data import lerobot
 from worldmodel_ros.train.run import metrics, newest, progress, table, variants
@@ -149,6 +150,28 @@ def test_finished_stages_are_taken(run, capsys):
 def test_a_stage_of_another_configuration_is_not_taken_for_this_one(run):
     with pytest.raises(ConfigError, match=r'student was made with another configuration \(student.steps 3 there, 5 now\)'):
         train(run, 'student.steps=5')
+
+
+def test_a_model_saved_with_other_bits_is_not_taken_for_this_one(run, tmp_path, capsys):
+    with pytest.raises(ConfigError, match=r'calibration was made with another configuration \(weight_bits 16 there, 8 now\)'):
+        train(run, 'weight_bits=8')
+    train(tmp_path, 'weight_bits=8', 'evaluation=null', others=[run])
+    said = capsys.readouterr().out
+    assert '[decoder] taken from' in said and '[calibration] taken' not in said
+    assert any(tensor.dtype == torch.int8 for file in weight_files(tmp_path / 'final') for tensor in load_file(file).values())
+
+
+def test_a_record_from_before_that_does_not_name_the_bits_has_16(tmp_path):
+    made = Run(config(), tmp_path, Ranks(torch.device('cpu')))
+    for stage in ('calibration', 'evaluation'):
+        made.record(stage, complete=True)
+        path = tmp_path / stage / 'stage.json'
+        record = json.loads(path.read_text())
+        del record['config']['weight_bits']
+        path.write_text(json.dumps(record))
+        assert made.find(stage) == path.parent
+        with pytest.raises(ConfigError, match='weight_bits 16 there, 8 now'):
+            Run(config('weight_bits=8'), tmp_path, Ranks(torch.device('cpu'))).find(stage)
 
 
 def test_a_command_that_is_refused_leaves_the_configuration_of_the_run_as_it_is(run):

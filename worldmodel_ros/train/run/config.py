@@ -273,7 +273,8 @@ class TrainConfig:
         if name == 'data':
             return {'preset': self.preset, 'data': everything['data']}
         until = STAGES[:STAGES.index(name) + 1]
-        return {key: everything[key] for key in ('preset', 'policy', 'memory', 'seed', 'init', 'autoencoder', *until)}
+        files = ('weight_bits',) if name in ('calibration', 'evaluation') else ()  # that of the model that is saved and judged
+        return {key: everything[key] for key in ('preset', 'policy', 'memory', 'seed', 'init', 'autoencoder', *files, *until)}
 
 
 def read_config(path: Path, overrides: Sequence[str] = ()) -> TrainConfig:

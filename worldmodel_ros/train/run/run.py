@@ -97,7 +97,9 @@ class Run:
             record = json.loads(path.read_text())
         except ValueError as error:
             raise ConfigError(f'{path} is damaged ({error}): delete {path.parent} to make this stage again') from error
-        return path.parent, record['complete'], _differences(record['config'], jsonable(self.config.of_stage(stage)))
+        now = jsonable(self.config.of_stage(stage))
+        there = record['config'] if 'weight_bits' not in now else {'weight_bits': 16, **record['config']}  # older ones lack it
+        return path.parent, record['complete'], _differences(there, now)
 
     def record(self, stage: str, complete: bool, results: Mapping[str, Any] | None = None) -> None:
         """Write stage.json, in the main process."""
