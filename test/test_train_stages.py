@@ -1,5 +1,7 @@
 """All stages, one after the other: what they leave, what is taken instead of done again, and what is refused."""
 import json
+import os
+import signal
 import subprocess
 import sys
 
@@ -16,6 +18,7 @@ from worldmodel_ros.model.sampling import ONE_STEP, TWO_STEP
 from worldmodel_ros.train.data import lerobot
 from worldmodel_ros.train.run import metrics, newest, progress, table, variants
 from worldmodel_ros.train.run.config import TrainConfig, from_dict
+from worldmodel_ros.train.run.loop import Interrupted
 from worldmodel_ros.train.run.ranks import Ranks
 from worldmodel_ros.train.run.reading import ConfigError
 from worldmodel_ros.train.run.run import Run
@@ -288,6 +291,33 @@ def test_variants_share_the_gpus_and_one_that_fails_does_not_stop_the_others(tmp
     assert said['shared'][1].strip() == f"['--stages', 'data', '--take-from', '{tmp_path / 'x'}']"
     assert said['c'][1].strip() == f"['--take-from', '{tmp_path / 'x'}', '{tmp_path / 'shared'}']"
     assert {said['a'][0], said['b'][0]} == {'0', '1'}
+
+
+@pytest.mark.parametrize('shared', [('data',), ()])
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+def test_variants_that_are_told_to_end_interrupt_their_trainings(tmp_path, monkeypatch, number, shared):
+    code = ('import os, signal, sys, time\n'
+            'signal.signal(signal.SIGINT, lambda *_: (print("saved", flush=True), sys.exit(1)))\n'
+            'os.kill(int(sys.argv[1]), int(sys.argv[2])); time.sleep(60)')  # once it is there, its parent is told
+
+    def command(config, out, device):
+        out.mkdir(parents=True)
+        return [sys.executable, '-c', code, str(os.getpid()), str(int(number))]
+    monkeypatch.setattr(variants, '_command', command)
+    with pytest.raises(Interrupted, match='the variants that were running have ended; the same command goes on'):
+        variants.run_variants(variants.Variants(config(), shared, {'a': config(), 'b': config()}), tmp_path, 1, 'cpu')
+    begun = 'shared' if shared else 'a'
+    assert {path.name for path in tmp_path.iterdir()} == {begun}
+    assert (tmp_path / begun / 'log.txt').read_text() == 'saved\n'
+
+
+def test_variants_refuse_stages(tmp_path):
+    (tmp_path / 'base.yaml').write_text(json.dumps(CONFIG))
+    (tmp_path / 'variants.yaml').write_text(json.dumps({'base': 'base.yaml', 'variants': [{'name': 'a'}]}))
+    with pytest.raises(SystemExit, match='--stages data: .*variants.yaml has variants, which go through all their stages'):
+        cli.main(['train', '--config', str(tmp_path / 'variants.yaml'), '--stages', 'data', '--out', str(tmp_path / 'out'),
+                  '--device', 'cpu'])
+    assert not (tmp_path / 'out').exists()
 
 
 def test_the_table_has_what_the_evaluations_found(tmp_path):

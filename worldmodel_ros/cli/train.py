@@ -45,7 +45,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument('--config', type=Path, required=True, help='YAML file of the run (config/train/ has them)')
     parser.add_argument('--out', type=Path, help='folder of the run (default: out/NAME of the configuration)')
     parser.add_argument('--stages', default='', metavar='A,B',
-                        help='these stages only (default: all of the configuration)')
+                        help='these stages only (default: all of the configuration); not with variants')
     parser.add_argument('--set', action='append', default=[], metavar='KEY=VALUE', dest='overrides',
                         help='override a key of the configuration, such as teacher.steps=1000; may be repeated')
     parser.add_argument('--data', type=Path, nargs='+', metavar='FOLDER',
@@ -134,8 +134,12 @@ def _train(chosen: argparse.Namespace) -> int:
 
 
 def _variants(chosen: argparse.Namespace) -> int:
+    from worldmodel_ros.train.run.reading import ConfigError
     from worldmodel_ros.train.run.table import write_table
     from worldmodel_ros.train.run.variants import read_variants, run_variants
+    if chosen.stages:
+        raise ConfigError(f'--stages {chosen.stages}: {chosen.config} has variants, which go through all their stages: leave '
+                          'it out, and set stages that are not wanted to null, such as --set evaluation=null')
     variants = read_variants(chosen.config, _overrides(chosen))
     failed = run_variants(variants, chosen.out, chosen.gpus, chosen.device, chosen.take_from)
     print(write_table(chosen.out, list(variants.configs)))

@@ -5,7 +5,7 @@ import copy
 import math
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -62,7 +62,7 @@ def optimise(module: nn.Module, make: Callable[[nn.Module], Objective], schedule
     clock = _Clock(seconds)
     log = Log(out, stage, schedule.steps, step, seconds, log_every) if ranks.main else None
     pace, loss = _Pace(ranks.device), torch.zeros(())
-    with _signals() as told:
+    with signals() as told:
         while True:
             # Processes agree through the host: a step of the GPU takes longer, and continues meanwhile.
             elapsed, stop, due = ranks.agree([clock.seconds, bool(told), saved.due])
@@ -292,7 +292,7 @@ class _Clock:
 
 
 @contextmanager
-def _signals():
+def signals() -> Iterator[list[float]]:
     """A list that fills when the process is told to end; another SIGINT, a second later, ends it at once."""
     told: list[float] = []
 

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from .config import STAGES, TrainConfig, from_dict
+from .loop import Interrupted, signals
 from .reading import ConfigError, read_yaml, with_values
 from .run import plain
 
@@ -65,35 +66,58 @@ def run_variants(variants: Variants, out: Path, gpus: int, device: str, others: 
     Run all variants, ``gpus`` at a time, each on one GPU; return the names of those that failed. ``others`` are folders of
     runs whose complete stages are reused.
 
-    A run's output is in its folder's log.txt. One that fails does not stop the others.
+    A run's output is in its folder's log.txt. One that fails does not stop the others. SIGINT and SIGTERM interrupt those that
+    are running, which save their progress.
+
+    :raises Interrupted: after a signal, once all have ended.
     """
+    with signals() as told:
+        return _run(variants, out, gpus, device, others, told)
+
+
+def _run(variants: Variants, out: Path, gpus: int, device: str, others: Sequence[Path], told: Sequence[float]) -> list[str]:
+    """Do what ``run_variants`` does until ``told`` to end."""
     take = ['--take-from', *map(str, others)] if others else []
     if variants.shared:
         command = [*_command(variants.base, out / SHARED, device), '--stages', ','.join(variants.shared), *take]
-        code = _wait([_start(command, out / SHARED, 0 if gpus > 1 else None)])[0]
-        if code:
+        shared = _start(command, out / SHARED, 0 if gpus > 1 else None)
+        while shared.poll() is None:
+            _pause([shared], told)
+        if shared.returncode:
             return [SHARED]
     waiting, running, failed = list(variants.configs.items()), {}, []
-    try:
-        while waiting or running:
-            free = [slot for slot in range(max(1, gpus)) if slot not in running]
-            for slot in free[:len(waiting)]:
-                name, config = waiting.pop(0)
-                command = [*_command(config, out / name, device), *(take or ['--take-from']), str(out / SHARED)]
-                running[slot] = (name, _start(command, out / name, slot if gpus > 1 else None))
-            for slot, (name, process) in list(running.items()):
-                if process.poll() is not None:
-                    del running[slot]
-                    print(f'[{name}] {"done" if process.returncode == 0 else f"failed, see {out / name}/log.txt"}',
-                          flush=True)
-                    failed += [name] if process.returncode else []
-            time.sleep(0.2)
-    except KeyboardInterrupt:
-        for _, process in running.values():
-            process.send_signal(signal.SIGINT)
-        _wait([process for _, process in running.values()])
-        raise
+    while waiting or running:
+        free = [slot for slot in range(max(1, gpus)) if slot not in running]
+        for slot in free[:len(waiting)]:
+            name, config = waiting.pop(0)
+            command = [*_command(config, out / name, device), *(take or ['--take-from']), str(out / SHARED)]
+            running[slot] = (name, _start(command, out / name, slot if gpus > 1 else None))
+        _pause([process for _, process in running.values()], told)
+        for slot, (name, process) in list(running.items()):
+            if process.poll() is not None:
+                del running[slot]
+                print(f'[{name}] {"done" if process.returncode == 0 else f"failed, see {out / name}/log.txt"}',
+                      flush=True)
+                failed += [name] if process.returncode else []
     return failed
+
+
+def _pause(running: Sequence[subprocess.Popen], told: Sequence[float]) -> None:
+    """Wait a little; once ``told`` to end, interrupt what is running, wait for it, and raise Interrupted."""
+    time.sleep(0.2)
+    if told:
+        try:
+            _interrupt(running)
+        except KeyboardInterrupt:  # at another SIGINT, which ends them without saving
+            _interrupt(running)
+        raise Interrupted('the variants that were running have ended; the same command goes on from there')
+
+
+def _interrupt(running: Sequence[subprocess.Popen]) -> None:
+    for process in running:
+        process.send_signal(signal.SIGINT)
+    for process in running:
+        process.wait()
 
 
 def _command(config: TrainConfig, out: Path, device: str) -> list[str]:
@@ -113,12 +137,3 @@ def _start(command: Sequence[str], out: Path, gpu: int | None) -> subprocess.Pop
     with (out / 'log.txt').open('a') as log:
         # Only this process interrupts it: otherwise a terminal's SIGINT would reach it twice.
         return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
-
-
-def _wait(processes: Sequence[subprocess.Popen]) -> list[int]:
-    try:
-        return [process.wait() for process in processes]
-    except KeyboardInterrupt:
-        for process in processes:
-            process.send_signal(signal.SIGINT)
-        return [process.wait() for process in processes]
