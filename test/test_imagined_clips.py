@@ -168,5 +168,5 @@ def test_a_resumed_training_goes_on_with_the_clips_that_it_held(model):
 def test_clips_without_room_for_what_is_imagined_are_refused(model):
     with pytest.raises(ValueError, match=r'two chunks or more after 3 frames of a clip: give chunks \(4\) and clip_frames'):
         objective_of(model, clip_frames=10)
-    with pytest.raises(ValueError, match='imagined_share is 1.5, imagined_depth 16 and imagined_distance 0.0'):
+    with pytest.raises(ValueError, match='imagined_share is 1.5: it must be from 0 to 1'):
         TeacherOptions(imagined_share=1.5)

@@ -201,8 +201,8 @@ def test_frames_that_are_no_whole_chunks_are_refused():
 
 
 @pytest.mark.parametrize('change, complaint', [
-    ({'batch': 0}, r'batch \(0\), streams .* must be above zero'), ({'encoded_share': 1.5}, r'encoded_share \(1.5\) must be'),
-    ({'adversary_weight': -1.0}, r'adversary_weight \(-1.0\), .* must not be below zero'), ({'aim': 0.0}, r'aim \(0.0\) and')])
+    ({'batch': 0}, r'batch \(0\) must be above zero'), ({'encoded_share': 1.5}, 'encoded_share is 1.5: it must be from 0 to 1'),
+    ({'adversary_weight': -1.0}, 'adversary_weight is -1.0: it must be zero or more'), ({'aim': 0.0}, 'aim is 0.0: it must')])
 def test_options_that_make_no_sense_are_refused(change, complaint):
     with pytest.raises(ValueError, match=complaint):
         DecoderOptions(**change)

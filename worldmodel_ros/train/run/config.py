@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from worldmodel_ros.model.presets import PRESETS, Preset
-from .options import DecoderOptions, ImitationOptions, SelfForcingOptions, StudentOptions, TeacherOptions, require_counts
+from .options import (DecoderOptions, ImitationOptions, SelfForcingOptions, StudentOptions, TeacherOptions, require,
+                      require_amounts, require_counts, require_positive, require_shares)
 from .reading import build, parse_override, read_yaml, with_values
 
 STAGES = ('data', 'vae', 'teacher', 'student', 'self_forcing', 'imitation', 'decoder', 'calibration', 'evaluation')  # in order
@@ -58,11 +59,11 @@ class Schedule:
     matrix_rate: float | None = None
 
     def __post_init__(self) -> None:
-        if self.matrix_rate is not None and self.matrix_rate <= 0.0:
-            raise ValueError(f'matrix_rate ({self.matrix_rate}) must be above zero, or null for AdamW alone')
-        if self.steps < 1 or self.rate <= 0.0 or (self.max_minutes is not None and self.max_minutes <= 0.0):
-            raise ValueError(f'steps ({self.steps}), rate ({self.rate}) and max_minutes ({self.max_minutes}) must be '
-                             'above zero')
+        require_counts(self, 'steps')
+        require_positive(self, 'rate', 'max_minutes', 'matrix_rate')
+        require_shares(self, 'warm_up')
+        require_amounts(self, 'decay')
+        require(self, ('average',), lambda value: 0.0 <= value < 1.0, 'from 0 to below 1')
 
     def done(self, step: int, seconds: float) -> float:
         """Return the share of the schedule that is over after ``step`` steps and ``seconds``; 1 and more: all of it."""
@@ -202,6 +203,7 @@ class TrainConfig:
                              'set them to null')
         if self.seed < 0:
             raise ValueError(f'seed is {self.seed}, and must not be below zero')
+        require_positive(self, 'checkpoint_minutes')
         if self.weight_bits not in (8, 16):
             raise ValueError(f'weight_bits is {self.weight_bits}: choose 8 or 16')
         if self.vae is None and self.init is None and self.autoencoder is None:

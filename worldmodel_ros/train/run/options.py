@@ -1,6 +1,8 @@
 """Options of the stages' objectives; a stage's steps and learning rate belong to its loop."""
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +12,29 @@ def require_counts(options: Any, *names: str) -> None:
     wrong = [f'{name} ({getattr(options, name)})' for name in names if getattr(options, name) < 1]
     if wrong:
         raise ValueError(f'{", ".join(wrong)} must be above zero')
+
+
+def require_shares(options: Any, *names: str) -> None:
+    """Raise ValueError for fields that must be from 0 to 1, or null, and are not."""
+    require(options, names, lambda value: 0.0 <= value <= 1.0, 'from 0 to 1')
+
+
+def require_amounts(options: Any, *names: str) -> None:
+    """Raise ValueError for fields that must be finite and not below zero, or null, and are not."""
+    require(options, names, lambda value: 0.0 <= value < math.inf, 'zero or more, and finite')
+
+
+def require_positive(options: Any, *names: str) -> None:
+    """Raise ValueError for fields that must be finite and above zero, or null, and are not."""
+    require(options, names, lambda value: 0.0 < value < math.inf, 'above zero, and finite')
+
+
+def require(options: Any, names: tuple[str, ...], accepted: Callable[[float], bool], what: str) -> None:
+    """Raise ValueError for fields that are not null and not ``accepted``: they must be ``what``. NaN must fail the test."""
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and not accepted(value):
+            raise ValueError(f'{name} is {value}: it must be {what}')
 
 
 @dataclass(frozen=True)
@@ -67,21 +92,13 @@ class TeacherOptions:
     imagined_distance: float = 0.0
 
     def __post_init__(self):
-        require_counts(self, 'batch', 'clip_frames', 'chunks')
-        if not 0.0 <= self.imagined_share <= 1.0 or self.imagined_depth < 1 or not self.imagined_distance >= 0.0:
-            raise ValueError(f'imagined_share is {self.imagined_share}, imagined_depth {self.imagined_depth} and '
-                             f'imagined_distance {self.imagined_distance}: they must be from 0 to 1, 1 or more, and 0 or more')
-        if not 0.0 <= self.recall_share <= 1.0 or not 0.0 <= self.own_halfway <= 1.0:
-            raise ValueError(f'recall_share is {self.recall_share} and own_halfway {self.own_halfway}: they must be from 0 to '
-                             '1')
-        if not 0.0 <= self.served_share <= 1.0 or not 0.0 <= self.pieces_until <= 1.0:
-            raise ValueError(f'served_share is {self.served_share} and pieces_until {self.pieces_until}: they must be from 0 '
-                             'to 1')
+        require_counts(self, 'batch', 'clip_frames', 'chunks', 'imagined_depth')
+        require_shares(self, 'full_windows', 'blind_share', 'contact_share', 'served_share', 'pieces_until', 'recall_share',
+                       'own_halfway', 'imagined_share')
+        require_amounts(self, 'context_noise', 'heads_weight', 'pose_weight', 'imagined_distance')
         if self.pieces < 1 or self.clip_frames % self.pieces or self.chunks % self.pieces:
             raise ValueError(f'pieces is {self.pieces}: it must divide clip_frames ({self.clip_frames}) and chunks '
                              f'({self.chunks})')
-        if not 0.0 <= self.contact_share <= 1.0:
-            raise ValueError(f'contact_share is {self.contact_share}: it must be from 0 to 1')
         if self.flow_weight not in ('ramp', 'velocity'):
             raise ValueError(f"flow_weight is {self.flow_weight!r}: choose 'ramp' or 'velocity'")
 
@@ -106,6 +123,7 @@ class StudentOptions(TeacherOptions):
     def __post_init__(self):
         super().__post_init__()
         require_counts(self, 'substeps')
+        require_shares(self, 'truth_weight', 'half_truth_weight')
 
 
 @dataclass(frozen=True)
@@ -165,6 +183,9 @@ class SelfForcingOptions(StudentOptions):
     def __post_init__(self):
         super().__post_init__()
         require_counts(self, 'crop_frames', 'reuse', 'dmd_frames')
+        require_shares(self, 'recorded_share', 'one_step_share', 'tether_share')
+        require_amounts(self, 'dmd_weight')
+        require_positive(self, 'truth_distance', 'dmd_rate')
         if self.contact_share:
             raise ValueError('contact_share is for the stages teacher and student: rollouts begin anywhere; set it to 0')
 
@@ -204,14 +225,7 @@ class DecoderOptions:
     judge_s: float = 20.0
 
     def __post_init__(self):
-        if min(self.batch, self.streams, self.ahead, self.reuse, self.adversary_width) < 1:
-            raise ValueError(f'batch ({self.batch}), streams ({self.streams}), ahead ({self.ahead}), reuse ({self.reuse}) and '
-                             f'adversary_width ({self.adversary_width}) must be above zero')
-        if min(self.adversary_weight, self.energy_weight, self.camera_noise, self.judge_s) < 0.0:
-            raise ValueError(f'adversary_weight ({self.adversary_weight}), energy_weight ({self.energy_weight}), camera_noise '
-                             f'({self.camera_noise}) and judge_s ({self.judge_s}) must not be below zero')
-        if not 0.0 <= self.one_step_share <= 1.0 or not 0.0 <= self.encoded_share <= 1.0:
-            raise ValueError(f'one_step_share ({self.one_step_share}) and encoded_share ({self.encoded_share}) must be from 0 '
-                             'to 1')
-        if min(self.aim, self.encoded_aim) <= 0.0:
-            raise ValueError(f'aim ({self.aim}) and encoded_aim ({self.encoded_aim}) must be above zero')
+        require_counts(self, 'batch', 'streams', 'ahead', 'reuse', 'adversary_width')
+        require_shares(self, 'one_step_share', 'encoded_share')
+        require_amounts(self, 'energy_weight', 'adversary_weight', 'camera_noise', 'judge_s')
+        require_positive(self, 'aim', 'encoded_aim', 'adversary_rate')
