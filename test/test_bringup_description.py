@@ -164,11 +164,11 @@ def test_each_argument_has_a_help_of_its_own_or_the_declared_text_of_its_paramet
 
 def test_the_recorder_and_the_simulated_robot_follow_the_topics_of_the_model():
     given = {'record': '/bag', 'image': '/front/image_raw', 'compressed_image': 'front/jpeg',
-             'cmd_vel': '/base/cmd_vel', 'odom': '/wheels/odom'}
+             'camera_info': '/lens', 'cmd_vel': '/base/cmd_vel', 'odom': '/wheels/odom'}
     nodes = {node.name: node.remappings for node in bringup.load().resolve('sim', given)}
     assert nodes['world_model_node'] == nodes['recorder'] == nodes['sim_robot'] == {
-        'camera/image_raw': '/front/image_raw', 'camera/image_raw/compressed': 'front/jpeg', 'cmd_vel': '/base/cmd_vel',
-        'odom': '/wheels/odom'}
+        'camera/image_raw': '/front/image_raw', 'camera/image_raw/compressed': 'front/jpeg',
+        'camera/camera_info': '/lens', 'cmd_vel': '/base/cmd_vel', 'odom': '/wheels/odom'}
 
 
 def test_of_several_robots_each_has_frames_and_a_room_of_its_own():

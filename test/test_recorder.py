@@ -24,7 +24,7 @@ from rclpy.serialization import serialize_message
 from rosbags.rosbag2 import Reader
 from rosbags.typesys import get_types_from_msg
 from rosgraph_msgs.msg import Clock
-from sensor_msgs.msg import CompressedImage, Image
+from sensor_msgs.msg import CameraInfo, CompressedImage, Image
 from std_msgs.msg import Header, String
 from world_model_rig import wait_for
 
@@ -553,15 +553,19 @@ def test_ten_seconds_that_the_recorder_has_to_wait_are_in_the_bag_and_what_is_no
 
 @pytest.mark.ros
 @pytest.mark.untimed
-def test_the_command_records_one_robot_with_its_own_names_until_it_is_interrupted(robot, tmp_path):
+@pytest.mark.parametrize('info, options', [('front/camera_info', []), ('lens', ['--camera-info', 'lens'])],
+                         ids=['next to the images', 'named'])
+def test_the_command_records_one_robot_with_its_own_names_until_it_is_interrupted(robot, tmp_path, info, options):
+    infos = robot.publishers['camera/camera_info'] = robot.node.create_publisher(CameraInfo, info, CAMERA)
     robot.rename('camera/image_raw', 'front/image_raw', Image, CAMERA)
     robot.rename('cmd_vel', '/base/cmd_vel', TwistStamped, COMMAND)
     with (tmp_path / 'log').open('wb') as log:
         process = subprocess.Popen([sys.executable, '-m', 'worldmodel_ros.cli', 'record', '--namespace', 'robot7',
                                     '--out', str(tmp_path / 'bag'), '--image', 'front/image_raw', '--cmd-vel',
-                                    '/base/cmd_vel'], stdout=log, stderr=log)
+                                    '/base/cmd_vel', *options], stdout=log, stderr=log)
     try:
         wait_for(robot.heard, 'the recorder')
+        infos.publish(CameraInfo(width=64))
         publish_for(robot, 0.3)
         time.sleep(0.3)
         assert end(process) == 0
@@ -571,4 +575,5 @@ def test_the_command_records_one_robot_with_its_own_names_until_it_is_interrupte
     assert f'in {tmp_path / "bag"}' in (tmp_path / 'log').read_text()
     with open_bag(tmp_path / 'bag') as bag:
         assert bag.topics['/robot7/predicted_future'].count == robot.sent
+        assert bag.topics[f'/robot7/{info}'].count == 1  # the one that the model's node listens to
         assert bag.topics['/base/cmd_vel'].count == robot.sent and bag.topics['/robot7/front/image_raw'].count

@@ -104,6 +104,7 @@ def add_start(parser: argparse.ArgumentParser) -> None:
 
 
 TOPICS = {'image': 'the raw camera image', 'compressed_image': 'the JPEG camera image',
+          'camera_info': 'the CameraInfo (default: camera_info next to the images)',
           'cmd_vel': 'the executed velocity commands', 'odom': 'the wheel odometry'}
 
 

@@ -22,6 +22,7 @@ from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 from rclpy.subscription import Subscription
 from rclpy.topic_endpoint_info import TopicEndpointInfo
 
+from worldmodel_ros.nodes.common.camera_info import INFO_TOPIC, camera_info_topic
 from worldmodel_ros.nodes.common.diagnostics import ERROR, OK, WARN, Diagnostics, Report
 from worldmodel_ros.nodes.common.parameters import ParameterError, Parameters
 from worldmodel_ros.nodes.common.qos import hearing
@@ -33,6 +34,7 @@ from worldmodel_ros.parameters.declaration import DIAGNOSTICS_PERIOD
 from worldmodel_ros.parameters.recorder import PARAMETERS
 
 MB = 10 ** 6
+_IMAGES = 'camera/image_raw', 'camera/image_raw/compressed'  # of the world model node
 _DISCOVERY_PERIOD = 0.2  # s; messages published before their topic is discovered are not recorded
 _PATIENCE = 10.0  # s, after which a topic without a publisher is reported
 _DEPTH = 100  # messages of a topic that DDS keeps until taken: 10 s of most topics, for when this process waits for a core
@@ -94,8 +96,8 @@ class Recorder(Node):
         except OSError as error:
             raise ParameterError(f'bag: {error}') from error
         self._backlog = Backlog(settings['queue_mb'] * MB)
-        self._topics = {name: self.resolve_topic_name(name) for name in settings['topics']}  # as listed -> as remapped
-        self._optional = {self.resolve_topic_name(name) for name in settings['optional_topics']}
+        self._topics = self._resolved(settings['topics'])
+        self._optional = set(self._resolved(settings['optional_topics']).values())
         self._recorded: dict[str, _Recorded] = {}
         self._refused: dict[str, str] = {}  # topic -> why it, or part of its messages, cannot be recorded
         self._numbers: defaultdict[str, Numbers] = defaultdict(Numbers)
@@ -134,6 +136,17 @@ class Recorder(Node):
             f'recorded {counts.total()} messages of {len(counts)} topics ({size / MB:.1f} MB) in {self.folder}',
             *_faults(self._backlog.dropped, self._missed())]))
 
+    def _resolved(self, names: Sequence[str]) -> dict[str, str]:
+        """
+        Return the topics of a list, as listed -> as remapped.
+
+        INFO_TOPIC stands for the CameraInfo that the model's node listens to, which of both forms of the image it may use.
+        """
+        topics = {name: self.resolve_topic_name(name) for name in names if name != INFO_TOPIC}
+        if INFO_TOPIC in names:
+            topics |= {topic: topic for topic in (camera_info_topic(self, image) for image in _IMAGES)}
+        return topics
+
     def _discover(self) -> None:
         if not self._knows_time:
             self._began = time.monotonic()
@@ -159,7 +172,8 @@ class Recorder(Node):
             self._complained = True
             self.get_logger().warning(
                 f'no publisher of {", ".join(missing)}. Where the robot has other names for them, give the recorder '
-                'image, compressed_image, cmd_vel and odom as the model, or list its topics in the parameter topics')
+                'image, compressed_image, camera_info, cmd_vel and odom as the model, or list its topics in the parameter '
+                'topics')
 
     @property
     def _knows_time(self) -> bool:

@@ -12,11 +12,11 @@ from rclpy.node import Node
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 from sensor_msgs.msg import CameraInfo
 
-from worldmodel_ros.inputs.camera import Correction, info_topic
+from worldmodel_ros.inputs.camera import Correction
 from worldmodel_ros.inputs.mount import Frames, Mount
+from worldmodel_ros.nodes.common.camera_info import camera_info_topic
 from worldmodel_ros.nodes.common.qos import CAMERA
 
-INFO_TOPIC = 'camera/camera_info'
 STATIC = QoSProfile(depth=100, reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.TRANSIENT_LOCAL)
 _DYNAMIC = QoSProfile(depth=100, reliability=ReliabilityPolicy.BEST_EFFORT)
 
@@ -43,7 +43,7 @@ class CameraTopics:
             self._trained.vertical_fov if self._trained and heeds else None, spec.image_size, settings['image_rectified'])
         self._frames, self._found = Frames(), None
         self._newest: tuple[Any, ...] = ()
-        self.info_topic = _info_topic(node, image_topic)
+        self.info_topic = camera_info_topic(node, image_topic)
         self._subscriptions = [node.create_subscription(CameraInfo, self.info_topic, self._on_info, CAMERA)]
         self._moving: Any = None
         if self._trained and None in self._told and importlib.util.find_spec('tf2_msgs'):
@@ -147,11 +147,3 @@ def look(image_topic: str, preset: Any, seconds: float = 3.0) -> Looked:
                       topics.mount, topics.differences())
     finally:
         rclpy.shutdown(context=context)
-
-
-def _info_topic(node: Node, image_topic: str) -> str:
-    """Return the topic of CameraInfo: what it is remapped to, else the sibling of the image topic."""
-    named = node.resolve_topic_name(INFO_TOPIC)
-    if named != node.resolve_topic_name(INFO_TOPIC, only_expand=True):
-        return named
-    return info_topic(node.resolve_topic_name(image_topic))
