@@ -110,6 +110,23 @@ def test_a_bag_is_split_by_size_and_reads_as_one(tmp_path):
     assert information['duration']['nanoseconds'] == 39 * NS
 
 
+def test_a_closed_file_may_be_moved_away_while_the_recording_goes_on(tmp_path):
+    writer = BagWriter(tmp_path / 'bag', max_file_bytes=500_000)
+    writer.add_topic(STRING)
+
+    def write_until(name):
+        while not (tmp_path / 'bag' / name).exists():
+            writer.write('/text', 0, text('x' * 50_000))
+
+    write_until('bag_1.mcap')
+    before = writer.bytes_written
+    moved = (tmp_path / 'bag' / 'bag_0.mcap').rename(tmp_path / 'bag_0.mcap')
+    assert writer.bytes_written == before > moved.stat().st_size > 500_000
+    write_until('bag_2.mcap')
+    writer.close()
+    assert writer.bytes_written == sum(path.stat().st_size for path in [moved, *(tmp_path / 'bag').glob('*.mcap')])
+
+
 def test_each_file_tells_of_itself_what_rosbag2_reads_of_it(tmp_path):
     writer = BagWriter(tmp_path / 'bag')
     writer.add_topic(STRING)

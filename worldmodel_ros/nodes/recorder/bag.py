@@ -37,6 +37,7 @@ class _File:
     messages: Counter = field(default_factory=Counter)         # topic -> count
     first: int = 0                                             # ns, log time
     last: int = 0
+    size: int = 0                                              # bytes, once closed
 
     def information(self) -> dict[str, Any]:
         return {'path': self.path.name, 'starting_time': {'nanoseconds_since_epoch': self.first},
@@ -73,7 +74,7 @@ class BagWriter:
     @property
     def bytes_written(self) -> int:
         """Size of all files [bytes], without the chunk being filled."""
-        return sum(file.path.stat().st_size if file.stream.closed else file.stream.tell() for file in self._files)
+        return sum(file.size or file.stream.tell() for file in self._files)  # a closed file may have been moved away
 
     def add_topic(self, topic: TopicDescription) -> None:
         """Add a topic; has no effect if it was added before. Thread-safe."""
@@ -117,6 +118,7 @@ class BagWriter:
         file.writer.finish()
         file.stream.flush()
         os.fsync(file.stream.fileno())  # a file counts as complete only on disk, and a disk failure is reported here or never
+        file.size = file.stream.tell()
         file.stream.close()
 
     def _open_channel(self, topic: TopicDescription) -> int:
