@@ -86,6 +86,7 @@ def test_a_target_has_the_arguments_that_change_its_nodes(write):
 def test_a_replay_of_the_package_commands_nobody_and_ends_with_its_bag():
     nodes = bringup.load().resolve('replay', {'bag': '/bag', 'record': '/out'})
     assert [node.executable for node in nodes] == ['world_model_node', 'bag_player', 'recorder']
+    assert [node.grace for node in nodes] == [0.0, 0.0, 120.0]  # the recorder may have a slow disk
     assert [node.name for node in nodes if node.required] == ['bag_player']
     assert 'recorder' not in [node.name for node in bringup.load().resolve('sim')]
 
@@ -243,6 +244,7 @@ def test_a_gateway_is_started_where_it_is_asked_for_and_the_engine_with_it():
     (lambda c: c['nodes'][1].update(lifecycle='yes'), r"\(brain\): lifecycle is 'yes': it must be a bool"),
     (lambda c: c['arguments']['model'].update(text='yes'), "model: text is 'yes': it must be a bool"),
     (lambda c: c['nodes'][1].update(respawn_delay=-1), r'respawn_delay is -1: .* number of seconds'),
+    (lambda c: c['nodes'][1].update(grace='long'), r"grace is 'long': .* number of seconds"),
     (lambda c: c['nodes'][1].update(parameters=['none.yaml']), r'parameter file .*none.yaml does not exist'),
     (lambda c: c['nodes'][1].update(parameters={'model': 'tiny'}), r'must be a list of file names'),
     (lambda c: c['nodes'][0].update(name='brain'), r"two nodes are named 'brain'"),

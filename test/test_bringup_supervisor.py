@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 
 import pytest
@@ -51,6 +52,14 @@ DEAF = """
     print('deaf', flush=True)
     time.sleep(600)
 """
+SLOW = """
+    import signal, time
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    print('slow', flush=True)
+    signal.sigwait([signal.SIGINT])
+    time.sleep(1.0)
+    print('done at', time.monotonic())
+"""
 REFUSING = """
     import sys
     from worldmodel_ros.exit_codes import BAD_CONFIGURATION
@@ -69,7 +78,7 @@ def package(tmp_path, monkeypatch):
     """Install the small package in a prefix of its own, searched before the one with ROS."""
     directory = tmp_path / 'prefix' / 'lib' / PACKAGE
     directory.mkdir(parents=True)
-    for name, code in (('plain', PLAIN), ('managed', MANAGED), ('deaf', DEAF), ('crashing', CRASHING),
+    for name, code in (('plain', PLAIN), ('managed', MANAGED), ('deaf', DEAF), ('slow', SLOW), ('crashing', CRASHING),
                        ('refusing', REFUSING), ('failing', MANAGED.replace('SUCCESS', 'FAILURE'))):
         (directory / name).write_text(textwrap.dedent(code))
     inherited = os.environ.get('AMENT_PREFIX_PATH') or sys.prefix
@@ -257,6 +266,22 @@ def test_a_node_that_ignores_the_interrupt_is_killed_after_the_grace_time(tmp_pa
         process = supervisor.processes['/deaf']
         wait_for(logged(process, 'deaf'))
     assert process.exit_codes == [-signal.SIGKILL]
+
+
+def test_a_node_with_a_grace_time_of_its_own_has_it_and_the_others_do_not_wait_for_it(tmp_path):
+    with Supervisor({}, tmp_path / 'log', grace=0.2) as supervisor:
+        supervisor.add([node('deaf'), node('slow', grace=TIMEOUT)])
+        supervisor.start()
+        deaf, slow = supervisor.processes.values()
+        wait_for(logged(deaf, 'deaf'))
+        wait_for(logged(slow, 'slow'))
+        stopping = threading.Thread(target=supervisor.stop)
+        stopping.start()
+        wait_for(lambda: deaf.exit_codes)
+        ended = time.monotonic()
+        stopping.join()
+    assert slow.exit_codes == [0] and deaf.exit_codes == [-signal.SIGKILL]
+    assert ended < float(slow.log_file.read_text().split()[-1])
 
 
 def test_nodes_end_with_a_supervisor_that_is_killed(tmp_path):

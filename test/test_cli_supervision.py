@@ -1,17 +1,23 @@
 """Subcommands that bring up nodes: what they say, what ends them, and that no node is left behind."""
 import argparse
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
+from bags import simulated_drive, write_bag
 
 from worldmodel_ros.bringup import description, supervisor
+from worldmodel_ros.cli import main as cli
 from worldmodel_ros.cli.supervision import supervise
 
 
 class FakeSupervisor:
     """Notes what is done with it."""
 
+    processes: ClassVar = {}
+
     def __init__(self, environment, logs, domain_id, *, this_machine_only, activation_timeout):
-        self.done = [this_machine_only]
+        self.done, self.environment = [this_machine_only], {'ROS_DOMAIN_ID': str(domain_id)}
 
     def __enter__(self):
         FakeSupervisor.last = self
@@ -29,12 +35,19 @@ class FakeSupervisor:
     def wait_ready(self, timeout, progress):
         self.done.append(timeout)
 
+    def wait_for_end(self):
+        return 0
 
-@pytest.fixture
-def run(monkeypatch):
+
+@pytest.fixture(autouse=True)
+def supervised(monkeypatch):
     monkeypatch.setattr(supervisor, 'Supervisor', FakeSupervisor)
     monkeypatch.setattr('signal.signal', lambda *_: None)
     monkeypatch.delenv('ROS_DOMAIN_ID', raising=False)
+
+
+@pytest.fixture
+def run():
     chosen = argparse.Namespace(logs='log', activation_timeout=7.0)
 
     def with_wait(wait, robots=lambda found: [('left', ['gate'])]):
@@ -68,3 +81,14 @@ def test_what_cannot_be_started_is_said_on_standard_error(run, capsys):
         raise description.DescriptionError('no argument sead')
     assert run(lambda running: 0, no_such_argument) == 1
     assert 'worldmodel up: no argument sead' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('codes', [[0], [-9], [2], [1]])
+def test_a_replay_whose_recorder_has_failed_says_so_and_fails(tmp_path, monkeypatch, capsys, codes):
+    bag = write_bag(tmp_path / 'bag', simulated_drive(seconds=1.0))
+    monkeypatch.setattr(FakeSupervisor, 'processes', {
+        '/replay/bag_player': SimpleNamespace(exit_codes=[0]), '/replay/recorder': SimpleNamespace(exit_codes=codes)})
+    assert cli(['replay', str(bag), '--record', str(tmp_path / 'out')]) == int(codes != [0])
+    said = capsys.readouterr()
+    assert ('Recorded in' in said.out) == (codes == [0])
+    assert (f'the recorder ended with exit code {codes[0]}' in said.err) == (codes != [0])

@@ -35,6 +35,7 @@ class NodeDescription:
     remappings: Mapping[str, str] = field(default_factory=dict)
     respawn: bool = False
     respawn_delay: float = 0.0    # s
+    grace: float = 0.0            # s, from SIGINT to SIGKILL; 0: as for all nodes
     required: bool = False        # when it ends, everything is stopped
     environment: Mapping[str, str] = field(default_factory=dict)  # of this process only
     environment_on_this_machine: Mapping[str, str] = field(default_factory=dict)  # overrides it if DDS stays on this machine
@@ -264,9 +265,10 @@ class _Reader:
         for target in values['only_for']:
             if target not in TARGETS:
                 raise self._error(where, f"only_for is '{target}': it must be one of {', '.join(TARGETS)}")
-        delay = values.get('respawn_delay', 0.0)
-        if isinstance(delay, bool) or not isinstance(delay, (int, float)) or delay < 0:
-            raise self._error(where, f'respawn_delay is {delay!r}: it must be a number of seconds, 0 or more')
+        for key in ('respawn_delay', 'grace'):
+            time = values.get(key, 0.0)
+            if isinstance(time, bool) or not isinstance(time, (int, float)) or time < 0:
+                raise self._error(where, f'{key} is {time!r}: it must be a number of seconds, 0 or more')
         files = values.pop('parameters', [])
         if not isinstance(files, list) or not all(isinstance(name, str) for name in files):
             raise self._error(where, 'parameters must be a list of file names')

@@ -63,7 +63,7 @@ class NodeProcess:
         self.name = node.full_name(namespace)
         self.log_file = log_directory / (self.name.strip('/').replace('/', '.') + '.log')
         self.exit_codes: list[int] = []
-        self.required = node.required
+        self.required, self.grace = node.required, node.grace
         self._node = node
         self._command = [sys.executable, str(find_executable(node.package, node.executable)),
                          *node.command_line(namespace)]

@@ -116,7 +116,7 @@ def _shared_action(node: NodeDescription, environment: Values) -> ExecuteProcess
     # torch; launch itself runs in the system's Python.
     return ExecuteProcess(
         cmd=[str(find_executable(node.package, node.executable)), *node.command_line()], name=node.name,
-        respawn=node.respawn, respawn_delay=node.respawn_delay, additional_env=environment, output='screen',
+        respawn=node.respawn, respawn_delay=node.respawn_delay, additional_env=environment, output='screen', **_grace(node),
         on_exit=Shutdown(reason=f'{node.name} has ended') if node.required else None)
 
 
@@ -131,7 +131,12 @@ def _node_action(node: NodeDescription, namespace: str, environment: Values) -> 
         parameters=[*map(str, node.parameter_files), *([parameters] if parameters else [])],
         remappings=list(node.remappings.items()), ros_arguments=node.enclave(namespace),
         respawn=node.respawn, respawn_delay=node.respawn_delay, additional_env=environment, output='screen', emulate_tty=True,
-        on_exit=Shutdown(reason=f'{node.name} has ended') if node.required else None)
+        **_grace(node), on_exit=Shutdown(reason=f'{node.name} has ended') if node.required else None)
+
+
+def _grace(node: NodeDescription) -> dict[str, str]:
+    """Return the option that gives a node its own time to end after SIGINT; the default is that of launch."""
+    return {'sigterm_timeout': str(node.grace)} if node.grace else {}
 
 
 def _give_up_when_refused(node: NodeDescription, action: ExecuteProcess) -> RegisterEventHandler:

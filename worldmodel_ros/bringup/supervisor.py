@@ -1,6 +1,7 @@
 """Runs the described nodes of one or several robots without ``ros2 launch``."""
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 from collections.abc import Callable, Iterable, Mapping
@@ -35,7 +36,7 @@ class Supervisor:
         :param environment: variables for all nodes, unless the user has set them (Description.environment).
         :param log_directory: for one file per node, and ROS's own logs; created if missing.
         :param domain_id: ROS domain of the nodes; None takes a free one.
-        :param grace: time from SIGINT to SIGKILL when a node stops [s].
+        :param grace: time from SIGINT to SIGKILL when a node stops [s], unless its description has another.
         :param this_machine_only: see ``node_environment``.
         :param activation_timeout: time for a lifecycle node to become active after a start [s].
         """
@@ -110,13 +111,20 @@ class Supervisor:
     def restart(self, name: str) -> None:
         """Stop a node cleanly and start it again."""
         process = self._process(name)
-        process.stop(self._grace)
+        process.stop(process.grace or self._grace)
         process.start()
 
     def stop(self) -> None:
-        """Stop all nodes, in reverse order."""
-        for process in reversed(self.processes.values()):
-            process.stop(self._grace)
+        """Stop all nodes, in reverse order; those with a grace time of their own meanwhile, as no robot may wait for a disk."""
+        processes = [*reversed(self.processes.values())]
+        slow = [threading.Thread(target=process.stop, args=(process.grace,)) for process in processes if process.grace]
+        for thread in slow:
+            thread.start()
+        for process in processes:
+            if not process.grace:
+                process.stop(self._grace)
+        for thread in slow:
+            thread.join()
 
     def _process(self, name: str) -> NodeProcess:
         try:

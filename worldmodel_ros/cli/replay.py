@@ -10,6 +10,7 @@ from worldmodel_ros.cli.supervision import supervise
 
 if TYPE_CHECKING:
     from worldmodel_ros.bringup.description import Description, NodeDescription
+    from worldmodel_ros.bringup.process import NodeProcess
     from worldmodel_ros.bringup.supervisor import Supervisor
 
 _EXAMPLES = """\
@@ -59,6 +60,7 @@ def _run(chosen: argparse.Namespace) -> int:
     given = {'bag': chosen.bag, 'config': chosen.config, 'model': chosen.model, 'goal': chosen.goal,
              'rate': chosen.rate, 'start_paused': chosen.paused, 'loop': chosen.loop, 'record': chosen.record}
     topics: dict[str, str] = {}
+    recorders: list[NodeProcess] = []
 
     def robots(description: Description) -> list[tuple[str, list[NodeDescription]]]:
         replay = prepare({**given, **dict(chosen.set)})
@@ -66,6 +68,7 @@ def _run(chosen: argparse.Namespace) -> int:
         return [(chosen.namespace, description.resolve('replay', replay.arguments, chosen.parameters))]
 
     def starting(supervisor: Supervisor) -> str:
+        recorders.extend(process for name, process in supervisor.processes.items() if name.endswith('/recorder'))
         gets = ', '.join(f'{source} as {name}' for source, name in topics.items())
         return f'Starting ({network(supervisor.environment)}; logs in {chosen.logs}); the model gets {gets}'
 
@@ -77,6 +80,10 @@ def _run(chosen: argparse.Namespace) -> int:
         return code
 
     code = supervise('replay', chosen, robots, starting, wait)
+    for failed in (process.exit_codes[-1] for process in recorders if any(process.exit_codes[-1:])):
+        print(f'worldmodel replay: the recorder ended with exit code {failed}, see {chosen.logs}: what it has recorded is not '
+              'complete', file=sys.stderr)
+        code = code or 1
     if not code and chosen.record:
         print(f'Recorded in {chosen.record}: open its .mcap in Foxglove, or run `worldmodel evaluate bag` on it')
     return code
