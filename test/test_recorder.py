@@ -49,6 +49,12 @@ def text(content):
     return serialize_message(String(data=content))
 
 
+def fill(writer, files):
+    """Write messages until there are so many files."""
+    while len(writer._files) < files:
+        writer.write('/text', 0, text('x' * 50_000))
+
+
 @pytest.mark.parametrize('name', RECORDED)
 def test_the_definition_of_a_type_names_the_fields_that_its_class_has(name):
     types = get_types_from_msg(definition(name), name)
@@ -114,15 +120,11 @@ def test_a_closed_file_may_be_moved_away_while_the_recording_goes_on(tmp_path):
     writer = BagWriter(tmp_path / 'bag', max_file_bytes=500_000)
     writer.add_topic(STRING)
 
-    def write_until(name):
-        while not (tmp_path / 'bag' / name).exists():
-            writer.write('/text', 0, text('x' * 50_000))
-
-    write_until('bag_1.mcap')
+    fill(writer, 2)
     before = writer.bytes_written
     moved = (tmp_path / 'bag' / 'bag_0.mcap').rename(tmp_path / 'bag_0.mcap')
     assert writer.bytes_written == before > moved.stat().st_size > 500_000
-    write_until('bag_2.mcap')
+    fill(writer, 3)
     writer.close()
     assert writer.bytes_written == sum(path.stat().st_size for path in [moved, *(tmp_path / 'bag').glob('*.mcap')])
 
@@ -159,15 +161,67 @@ def test_a_bag_without_a_message_opens_too(tmp_path):
         assert reader.message_count == 0
 
 
-def test_a_file_that_the_disk_did_not_take_is_not_called_complete(tmp_path, monkeypatch):
+@pytest.mark.parametrize('files', [1, 2])
+def test_a_file_that_the_disk_did_not_take_is_not_called_complete(tmp_path, monkeypatch, files):
+    failures = [OSError(errno.EIO, 'Input/output error')]
+
+    def fail_once(descriptor):
+        if failures:
+            raise failures.pop()
+
+    writer = BagWriter(tmp_path / 'bag', max_file_bytes=500_000)
+    writer.add_topic(STRING)
+    monkeypatch.setattr('os.fsync', fail_once)
+    fill(writer, files)
+    with pytest.raises(OSError, match='Input/output error'):
+        writer.close()
+    writer.close()
+    assert not (tmp_path / 'bag' / 'metadata.yaml').exists()
+    # What the disk did take is complete.
+    assert [bool(make_reader(path.open('rb')).get_summary()) for path in (tmp_path / 'bag').glob('*.mcap')] == [True] * files
+
+
+def test_a_file_that_the_disk_did_not_take_ends_the_recording_at_the_next_split(tmp_path, monkeypatch):
     def fail(descriptor):
         raise OSError(errno.EIO, 'Input/output error')
 
-    writer = BagWriter(tmp_path / 'bag')
+    writer = BagWriter(tmp_path / 'bag', max_file_bytes=500_000)
+    writer.add_topic(STRING)
     monkeypatch.setattr('os.fsync', fail)
+    fill(writer, 2)
     with pytest.raises(OSError, match='Input/output error'):
-        writer.close()
-    assert not (tmp_path / 'bag' / 'metadata.yaml').exists()
+        fill(writer, 3)
+
+
+def test_what_came_before_a_file_that_could_not_be_begun_is_complete(tmp_path, monkeypatch):
+    def fail(self):
+        raise OSError(errno.ENOSPC, 'No space left on device')
+
+    writer = BagWriter(tmp_path / 'bag', max_file_bytes=500_000)
+    writer.add_topic(STRING)
+    monkeypatch.setattr(BagWriter, '_begin', fail)
+    with pytest.raises(OSError, match='No space left'):
+        fill(writer, 2)
+    writer.close()
+    with Reader(tmp_path / 'bag') as reader:
+        assert reader.message_count == writer.counts['/text'] > 5
+
+
+def test_messages_do_not_wait_until_the_file_before_is_on_the_disk(tmp_path, monkeypatch):
+    slow, waited = threading.Event(), []
+    monkeypatch.setattr('os.fsync', lambda descriptor: waited.append(slow.wait(20.0)))
+    writer = BagWriter(tmp_path / 'bag', max_file_bytes=500_000)
+    writer.add_topic(STRING)
+    fill(writer, 2)
+    written, size = writer.counts, writer.bytes_written
+    assert not waited and size > 500_000
+    threading.Timer(0.2, slow.set).start()
+    fill(writer, 3)  # but those of a third file do, or a slow disk would have ever more files to take
+    assert waited
+    writer.close()
+    assert waited == [True] * 3 and writer.counts['/text'] > written['/text']
+    with Reader(tmp_path / 'bag') as reader:
+        assert reader.message_count == writer.counts['/text']
 
 
 class Robot:

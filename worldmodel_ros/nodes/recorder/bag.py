@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -37,7 +38,7 @@ class _File:
     messages: Counter = field(default_factory=Counter)         # topic -> count
     first: int = 0                                             # ns, log time
     last: int = 0
-    size: int = 0                                              # bytes, once closed
+    size: int = 0                                              # bytes, once ended
 
     def information(self) -> dict[str, Any]:
         return {'path': self.path.name, 'starting_time': {'nanoseconds_since_epoch': self.first},
@@ -49,7 +50,8 @@ class BagWriter:
     A bag being written. Not thread-safe, except ``add_topic``.
 
     Every file but the current one is complete at any time, so a crash costs at most a chunk of messages, the index of one
-    file (``mcap recover`` restores it) and metadata.yaml (``ros2 bag reindex`` restores it).
+    file (``mcap recover`` restores it) and metadata.yaml (``ros2 bag reindex`` restores it). A thread waits until the file
+    before it is on the disk, too: with a large file that takes longer than messages can wait.
     """
 
     def __init__(self, folder: Path, max_file_bytes: int = 0) -> None:
@@ -64,6 +66,10 @@ class BagWriter:
         self._folder, self._max = folder, max_file_bytes
         self._topics: dict[str, TopicDescription] = {}
         self._files: list[_File] = []
+        self._disk = ThreadPoolExecutor(1, 'to disk')
+        self._disk.submit(bool)  # starts the thread now: at a split, the system might have none left
+        self._on_disk: list[Future[None]] = []  # of each ended file
+        self._closed = False
         self._begin()
 
     @property
@@ -74,7 +80,7 @@ class BagWriter:
     @property
     def bytes_written(self) -> int:
         """Size of all files [bytes], without the chunk being filled."""
-        return sum(file.size or file.stream.tell() for file in self._files)  # a closed file may have been moved away
+        return sum(file.size or file.stream.tell() for file in self._files)  # an ended file may have been moved away
 
     def add_topic(self, topic: TopicDescription) -> None:
         """Add a topic; has no effect if it was added before. Thread-safe."""
@@ -83,6 +89,7 @@ class BagWriter:
     def write(self, topic: str, time: int, data: bytes) -> None:
         """Write one serialised message (CDR) of an added topic, received at ``time`` [ns, ROS time]."""
         if self._max and self._files[-1].stream.tell() >= self._max:
+            self._wait_for_disk()  # so that one file at most is not there yet, and its failure ends the recording
             self._end()
             self._begin()
         file = self._files[-1]
@@ -94,9 +101,13 @@ class BagWriter:
 
     def close(self) -> None:
         """Complete the last file and write metadata.yaml; a second call has no effect."""
-        if self._files[-1].stream.closed:
+        if self._closed:
             return
-        self._end()
+        self._closed = True
+        if not self._files[-1].size:  # else the next one could not be begun
+            self._end()
+        self._disk.shutdown()
+        self._wait_for_disk()
         part = self._folder / 'metadata.yaml.part'
         part.write_text(yaml.safe_dump(
             {'rosbag2_bagfile_information': self._information(self._files)}, sort_keys=False))
@@ -117,9 +128,13 @@ class BagWriter:
         file.writer.add_metadata('rosbag2', {'serialized_metadata': own})
         file.writer.finish()
         file.stream.flush()
-        os.fsync(file.stream.fileno())  # a file counts as complete only on disk, and a disk failure is reported here or never
         file.size = file.stream.tell()
-        file.stream.close()
+        self._on_disk.append(self._disk.submit(_put_on_disk, file.stream))
+
+    def _wait_for_disk(self) -> None:
+        """Wait until all ended files are on the disk. Raises OSError if one of them is not."""
+        for file in self._on_disk:
+            file.result()
 
     def _open_channel(self, topic: TopicDescription) -> int:
         file = self._files[-1]
@@ -149,3 +164,9 @@ class BagWriter:
             'relative_file_paths': [file.path.name for file in files],
             'files': [file.information() for file in files],
             'custom_data': None, 'ros_distro': os.environ.get('ROS_DISTRO', 'jazzy')}
+
+
+def _put_on_disk(stream: BinaryIO) -> None:
+    """Close a file once it is on the disk: it counts as complete only there, and a disk failure is reported here or never."""
+    with stream:
+        os.fsync(stream.fileno())
