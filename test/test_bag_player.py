@@ -13,7 +13,7 @@ import rclpy
 from ament_index_python import get_package_prefix
 from bag_messages import ACTIONS, task
 from bags import NS, START as RECORDED, simulated_drive, write_bag
-from geometry_msgs.msg import TwistStamped
+from geometry_msgs.msg import Twist, TwistStamped
 from rclpy.context import Context
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.experimental.events_executor import EventsExecutor
@@ -246,6 +246,22 @@ def test_it_waits_for_a_subscriber_and_begins_anew_when_it_is_to_loop(bag):
         # The player was there long before; a pass takes 0.1 s.
         assert next(data for topic, data in play.received if topic.startswith('camera')) == first
         assert not play.ended.is_set()
+
+
+@pytest.mark.ros
+@pytest.mark.untimed
+def test_it_does_not_wait_for_a_subscriber_of_another_type(bag):
+    context = Context()
+    rclpy.init(context=context)
+    try:
+        stranger = Node('stranger', context=context, namespace='replay')
+        stranger.create_subscription(Twist, 'cmd_vel', lambda message: None, COMMAND)
+        with played(bag, wait_s=60.0, rate=20.0) as play:
+            wait_for(lambda: play.player.count_subscribers('cmd_vel') == 2, 'the stranger')
+            assert play.ended.wait(20.0)
+        assert sum(topic == 'cmd_vel' for topic, _ in play.received) > 0
+    finally:
+        rclpy.shutdown(context=context)
 
 
 @pytest.mark.ros

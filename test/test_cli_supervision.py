@@ -92,3 +92,15 @@ def test_a_replay_whose_recorder_has_failed_says_so_and_fails(tmp_path, monkeypa
     said = capsys.readouterr()
     assert ('Recorded in' in said.out) == (codes == [0])
     assert (f'the recorder ended with exit code {codes[0]}' in said.err) == (codes != [0])
+
+
+def test_in_a_replay_the_model_listens_to_what_is_played_whatever_the_parameters_of_the_robot_are(tmp_path):
+    bag, robot = write_bag(tmp_path / 'bag', simulated_drive(seconds=1.0)), tmp_path / 'robot.yaml'
+    robot.write_text('/**/world_model_node:\n'
+                     '  ros__parameters: {enable_stamped_cmd_vel: false, executed_action_topic: /base/cmd}\n')
+    assert cli(['replay', str(bag), '--parameters', str(robot)]) == 0
+    (_, nodes), = (done for done in FakeSupervisor.last.done if isinstance(done, tuple))
+    said = ' '.join(nodes[0].ros_arguments())
+    assert nodes[0].name == 'world_model_node' and str(robot) in said
+    after = said.partition(str(robot))[2]
+    assert "-p executed_action_topic:='cmd_vel'" in after and '-p enable_stamped_cmd_vel:=true' in after

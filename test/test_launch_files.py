@@ -16,6 +16,7 @@ from bags import simulated_drive, write_bag
 
 from worldmodel_ros.bringup import description, fleet, process
 from worldmodel_ros.bringup.description import NodeDescription
+from worldmodel_ros.bringup.replay import PARAMETERS
 from worldmodel_ros.nodes.common.lifecycle_client import LifecycleClient
 
 DIRECTORY = Path(__file__).resolve().parents[1] / 'launch'
@@ -158,7 +159,7 @@ def test_a_replay_is_played_by_ros2_bag_play_where_that_is_installed(tmp_path, m
         command = ' '.join(made[0]['command'])
         parameters = yaml.safe_load(Path(re.findall(r'--params-file (\S+)', command)[-1]).read_text())
         assert parameters['/replay/world_model_node']['ros__parameters'] == {
-            'use_sim_time': True, 'image_transport': 'compressed'}
+            'use_sim_time': True, 'image_transport': 'compressed', **PARAMETERS['world_model_node']}
 
 
 def test_a_process_that_refuses_its_configuration_is_not_launched_again(tmp_path, monkeypatch):

@@ -9,6 +9,8 @@ from typing import Any
 from worldmodel_ros.bringup.description import DescriptionError, absolute_namespace
 
 NAMESPACE = 'replay'  # default, so that played commands do not reach the base of a robot on the same domain
+# Of the world model, whatever the robot's parameter files say: actions are played under this name and type.
+PARAMETERS = {'world_model_node': {'executed_action_topic': 'cmd_vel', 'enable_stamped_cmd_vel': True}}
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from worldmodel_ros.bringup import fleet
 from worldmodel_ros.bringup.defaults import ACTIVATION_TIMEOUT
 from worldmodel_ros.bringup.description import Description, NodeDescription, absolute_namespace, load
 from worldmodel_ros.bringup.process import HOLD_INTERRUPT, activation_command, signal_prefix
-from worldmodel_ros.bringup.replay import NAMESPACE, Replay, prepare
+from worldmodel_ros.bringup.replay import NAMESPACE, PARAMETERS, Replay, prepare
 from worldmodel_ros.exit_codes import BAD_CONFIGURATION
 from worldmodel_ros.paths import find_executable
 
@@ -81,7 +81,8 @@ def _robot_actions(description: Description, target: str, namespace: str, values
     arguments = {argument.name: values[argument.name] for argument in description.arguments_for(target)}
     files = [values['params_file']] if values['params_file'] else []
     replay = prepare(arguments) if target == 'replay' else None
-    nodes = description.resolve(target, replay.arguments if replay else arguments, files)
+    nodes = (description.resolve(target, replay.arguments, files, PARAMETERS) if replay else
+             description.resolve(target, arguments, files))
     player: list[Action] = []  # started when the model is active; our own player waits by itself
     if replay and replay.plain and find_spec('ros2bag'):
         nodes = [node for node in nodes if node.executable != 'bag_player']

@@ -55,7 +55,7 @@ def _run(chosen: argparse.Namespace) -> int:
     import sys
 
     from worldmodel_ros.bringup.environment import network
-    from worldmodel_ros.bringup.replay import prepare
+    from worldmodel_ros.bringup.replay import PARAMETERS, prepare
 
     given = {'bag': chosen.bag, 'config': chosen.config, 'model': chosen.model, 'goal': chosen.goal,
              'rate': chosen.rate, 'start_paused': chosen.paused, 'loop': chosen.loop, 'record': chosen.record}
@@ -65,7 +65,7 @@ def _run(chosen: argparse.Namespace) -> int:
     def robots(description: Description) -> list[tuple[str, list[NodeDescription]]]:
         replay = prepare({**given, **dict(chosen.set)})
         topics.update(replay.topics)
-        return [(chosen.namespace, description.resolve('replay', replay.arguments, chosen.parameters))]
+        return [(chosen.namespace, description.resolve('replay', replay.arguments, chosen.parameters, PARAMETERS))]
 
     def starting(supervisor: Supervisor) -> str:
         recorders.extend(process for name, process in supervisor.processes.items() if name.endswith('/recorder'))

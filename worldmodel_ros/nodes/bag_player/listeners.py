@@ -31,9 +31,14 @@ class Listeners:
         if not images.get_subscription_count():
             return f'a subscriber to {images.topic_name}'
         # A subscriber that is in the graph but not matched yet would miss the first messages.
-        unmatched = [output.topic_name for output in self._outputs
-                     if output.get_subscription_count() < self._node.count_subscribers(output.topic_name)]
+        unmatched = [output.topic_name for output in self._outputs if output.get_subscription_count() < self._expected(output)]
         return f'the subscribers to {", ".join(unmatched)} to be matched' if unmatched else ''
+
+    def _expected(self, output: Publisher) -> int:
+        """Return the number of subscriptions that can be matched: one of another type never is."""
+        package, name = output.msg_type.__module__.partition('.')[0], output.msg_type.__name__
+        return sum(subscription.topic_type == f'{package}/msg/{name}'
+                   for subscription in self._node.get_subscriptions_info_by_topic(output.topic_name))
 
     def _is_active(self) -> bool:
         if not self._state.service_is_ready():
