@@ -94,6 +94,29 @@ def test_where_time_was_set_back_the_rest_is_played_at_its_rate_too():
     assert all(now <= following for now, following in playing.ticks)
 
 
+def test_where_time_was_set_forward_the_gap_is_skipped_and_reported():
+    skipped = []
+    playing = Playing(PlaybackTime(1.0, False, skipping=skipped.append), ms(0, 50, 3_600_050, 3_600_100, 3_600_200))
+    playing.thread.join(60.0)
+    at = [moment for moment, _ in playing.let_through]
+    assert at[3] - at[2] >= 0.049 and at[4] - at[2] >= 0.149
+    assert skipped == [pytest.approx(3_600.0, abs=10.0)]
+    ticks = [now for now, _ in playing.ticks]
+    assert ticks == sorted(ticks) and all(now <= following for now, following in playing.ticks)
+
+
+def test_a_gap_is_not_skipped_while_paused():
+    playback = PlaybackTime(1.0, True)
+    playing = Playing(playback, ms(0, 3_600_000, 3_600_050))
+    wait_for(lambda: playback.step(1.0), 'a step')
+    ticks = len(playing.ticks)
+    wait_for(lambda: len(playing.ticks) > ticks + 3, 'the clock while paused')
+    assert playback.now() == START and len(playing.let_through) == 1
+    playback.pause(False)
+    playing.thread.join(60.0)
+    assert len(playing.let_through) == 3
+
+
 def test_a_pause_holds_the_time_and_ends_where_it_began():
     playback = PlaybackTime(1.0, True)
     playing = Playing(playback, ms(0, 50))

@@ -70,7 +70,8 @@ class BagPlayer(Node):
         self._bag, self._parts = self._open()
         self._outputs = {part.topic.name: self._output(part) for part in self._parts}
         self._clock_output = self.create_publisher(Clock, '/clock', STATUS)
-        self._time = PlaybackTime(self._settings['rate'], self._settings['start_paused'])
+        self._time = PlaybackTime(self._settings['rate'], self._settings['start_paused'], skipping=lambda seconds: self._warn(
+            f'the bag has no message for {seconds:.0f} s: they are skipped, and the time is set forward'))
         self._listeners = Listeners(self, (*self._outputs.values(), self._clock_output), self._settings['wait_for'])
         for name, callback in (('pause', self._pause), ('resume', self._resume), ('toggle_paused', self._toggle),
                                ('is_paused', self._is_paused), ('play_next', self._play_next)):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from worldmodel_ros.nodes.common.messages import NS
 
 _STEP_BACK = NS  # ns, as in bags.steps_back: smaller steps occur when several threads record
+_GAP = 60 * NS   # ns; longer ones are skipped: a clock that was set forward while recording may have skipped hours or years
 
 
 class PlaybackTime:
@@ -15,12 +16,13 @@ class PlaybackTime:
     Maps steady time to bag time [ns]. The playing thread waits here; services and parameters control it.
 
     Time never runs past a message that has not been played, so /clock goes back within one pass over the bag only where time
-    was set back during the recording, and continues from there.
+    was set back during the recording, and continues from there. A gap of more than a minute is skipped.
     """
 
-    def __init__(self, rate: float, paused: bool, steady: Callable[[], float] = time.monotonic) -> None:
-        """``rate``: bag seconds per second."""
-        self._steady = steady
+    def __init__(self, rate: float, paused: bool, steady: Callable[[], float] = time.monotonic,
+                 skipping: Callable[[float], None] = lambda seconds: None) -> None:
+        """``rate``: bag seconds per second; ``skipping``: called with the length of each gap that is skipped [s]."""
+        self._steady, self._skipping = steady, skipping
         self._changed = threading.Condition()
         self._rate, self._paused, self._stopped = rate, paused, False
         self._steps = 0      # messages to play although paused
@@ -63,6 +65,9 @@ class PlaybackTime:
             self._newest = bag_time
         while True:
             with self._changed:
+                if not self._paused and (gap := bag_time - self._now()) > _GAP:
+                    self._set(bag_time)
+                    self._skipping(gap / NS)
                 if not self._is_due(bag_time):
                     due = float('inf') if self._paused else (bag_time - self._now()) / NS / self._rate
                     self._changed.wait(max(0.0, min(due, period)))
