@@ -85,6 +85,19 @@ def test_a_task_is_found_by_its_type_and_a_bag_without_wheels_and_task_has_none(
     assert mapping_of(other).task_topic is None
 
 
+def test_goal_and_task_of_a_robot_whose_camera_has_another_name_are_found_where_there_is_one_of_each(drive, tmp_path):
+    def of(folder, image='/robot1/front/image_raw', goal='/robot1/goal', others=()):
+        extra = [('/robot1/task', 'worldmodel_ros/msg/Task', START, task('street', 'red')),
+                 *((name, 'std_msgs/msg/String', START, string('red')) for name in others)]
+        mapping = mapping_of(write_bag(tmp_path / folder, drive, image_topic=image, goal_topic=goal, extra=extra))
+        return mapping.goal_topic, mapping.task_topic
+
+    assert of('one', others=['/robot1/goal_name']) == ('/robot1/goal', '/robot1/task')
+    assert of('root', goal='/goal', others=['/robot1/goal']) == ('/goal', '/robot1/task')
+    assert of('two', others=['/robot2/goal']) == (None, '/robot1/task')  # which one is not said
+    assert of('other robot', '/robot2/camera/image_raw') == (None, None)
+
+
 def test_without_actions_the_pictures_remain(drive, tmp_path):
     mapping = mapping_of(write_bag(tmp_path / 'bag', without_commands(drive), goal_topic=None))
     assert (mapping.action_topic, mapping.actions, mapping.goal_topic) == (None, (), None)

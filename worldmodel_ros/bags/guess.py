@@ -24,7 +24,8 @@ _STEERED = {'ackermann_msgs/msg/AckermannDriveStamped': 'drive.', 'ackermann_msg
 _UNNAMED = {'std_msgs/msg/Float64MultiArray': 'data[0]', 'sensor_msgs/msg/JointState': 'velocity[JOINT]'}
 _STRING, _TASK_TYPE = 'std_msgs/msg/String', 'worldmodel_ros/msg/Task'
 _INFO = 'sensor_msgs/msg/CameraInfo'
-# Topics that are used if they have the name and type that the node subscribes to, in the namespace of the images.
+# Topics that are used if they have the name and type that the node subscribes to, in the namespace of the images if their topic
+# tells it.
 _PLAIN = {'goal_topic': (_GOAL, _STRING), 'odometry_topic': (_WHEELS, next(iter(_ODOMETRY))), 'task_topic': (_TASK, _TASK_TYPE)}
 
 
@@ -40,7 +41,7 @@ def find_mapping(bag: Bag, preset: Preset, config: Path | None = None) -> Mappin
     file names.
     """
     given = read_config(config, preset.action_names) if config else {}
-    chosen, notes = set(given), list(given.get('notes', ()))
+    notes = list(given.get('notes', ()))
     if 'image_topic' not in given:
         given['image_topic'] = _image_topic(bag)
     if 'action_topic' not in given:
@@ -57,15 +58,23 @@ def find_mapping(bag: Bag, preset: Preset, config: Path | None = None) -> Mappin
         _check(bag, key, given.get(key), (kind,))
         if key not in given:
             topic = bag.topics.get(namespace + name)
-            given[key] = topic.name if topic and topic.type == kind else None
-    if given['odometry_topic'] is None and 'odometry_topic' not in chosen:
-        only = [topic.name for topic in bag.topics.values() if topic.type in _ODOMETRY and topic.count]
-        given['odometry_topic'] = only[0] if len(only) == 1 else None
+            if topic and topic.type == kind:
+                given[key] = topic.name
+            elif key == 'odometry_topic':
+                given[key] = _only(bag, kind, '')
+            else:  # in a known namespace, the only one is another robot's
+                given[key] = None if namespace else _only(bag, kind, name)
     if given['action_topic'] is None:
         given['actions'] = ()
     elif 'actions' not in given:
         given['actions'] = _fields(bag.topics[given['action_topic']], preset.action_names)
     return Mapping(**{**given, 'notes': tuple(notes)})
+
+
+def _only(bag: Bag, kind: str, ending: str) -> str | None:
+    """Return the topic of that type with that end of its name; None unless there is exactly one with messages."""
+    found = [topic.name for topic in bag.topics.values() if topic.type == kind and topic.count and topic.name.endswith(ending)]
+    return found[0] if len(found) == 1 else None
 
 
 def _image_topic(bag: Bag) -> str:
