@@ -12,7 +12,7 @@ import pytest
 import rclpy
 from ament_index_python import get_package_prefix
 from bag_messages import ACTIONS, task
-from bags import NS, START as RECORDED, simulated_drive, write_bag
+from bags import NS, START as RECORDED, shift_time, simulated_drive, truncate, write_bag
 from geometry_msgs.msg import Twist, TwistStamped
 from rclpy.context import Context
 from rclpy.executors import SingleThreadedExecutor
@@ -433,6 +433,13 @@ def test_any_player_will_do_for_what_needs_no_conversion(bag, tmp_path):
     raw = write_bag(tmp_path / 'raw', simulated_drive(seconds=1.0), encoding='mono8', action='Twist')
     replay = prepare({'bag': str(raw)})
     assert (replay.plain, replay.arguments['image_transport']) == (False, 'raw')
+
+
+def test_only_our_own_player_will_do_for_a_bag_of_a_recorder_that_crashed_or_whose_clock_was_set_back(tmp_path):
+    drive = simulated_drive(seconds=2.0)
+    crashed = truncate(write_bag(tmp_path / 'crashed', drive))
+    back = write_bag(tmp_path / 'back', shift_time(drive, 1.0, -3.0))
+    assert [prepare({'bag': str(bag)}).plain for bag in (crashed, back)] == [False, False]
 
 
 @pytest.mark.parametrize('given, complaint', [

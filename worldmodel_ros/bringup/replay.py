@@ -17,7 +17,7 @@ PARAMETERS = {'world_model_node': {'executed_action_topic': 'cmd_vel', 'enable_s
 class Replay:
     """
     ``arguments``: the completed arguments of the bring-up. ``topics`` maps each played topic to the model's relative topic
-    name. ``plain``: the messages can be published as recorded, so that any player will do.
+    name. ``plain``: the bag is undamaged and its messages can be published as recorded, so that any player will do.
     """
 
     arguments: dict[str, Any]
@@ -64,10 +64,11 @@ def prepare(arguments: Mapping[str, Any]) -> Replay:
         with open_bag(paths['bag']) as bag:
             mapping = find_mapping(bag, preset, Path(paths['config']) if 'config' in paths else None)
             played = parts(bag, mapping)
+            plain = not bag.problems and all(part.convert is None for part in played)
     except (BagError, ModelError) as error:
         raise DescriptionError(str(error)) from error
     compressed = played[0].name == COMPRESSED_IMAGE
     return Replay(
         {**given, **paths, 'rate': rate, 'use_sim_time': True,
          'image_transport': 'compressed' if compressed else 'raw'},
-        {part.topic.name: part.name for part in played}, all(part.convert is None for part in played))
+        {part.topic.name: part.name for part in played}, plain)
