@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from worldmodel_ros.inputs.camera import info_topic
+from worldmodel_ros.inputs.topics import info_topic
 from worldmodel_ros.model.presets import Preset
 from .mapping import Mapping, read_config, twist_fields
 from .problems import BagError, MessageError

@@ -32,11 +32,6 @@ _LEVEL = 0.5       # degrees of pitch up to which it is not corrected: training 
 _UP_TO = 89.0     # degrees from the axis: a pinhole's view ends before 90
 
 
-def info_topic(image_topic: str) -> str:
-    """Return the CameraInfo topic that belongs to an image topic: its sibling, as in image_transport."""
-    return f'{image_topic.removesuffix("/compressed").rpartition("/")[0]}/camera_info'
-
-
 class CameraError(ValueError):
     """A camera that cannot replace the trained one; the text says why, and what can be done."""
 

@@ -2,7 +2,7 @@
 
 from rclpy.node import Node
 
-from worldmodel_ros.inputs.camera import info_topic
+from worldmodel_ros.inputs.topics import info_topic
 
 INFO_TOPIC = 'camera/camera_info'
 
