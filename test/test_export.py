@@ -2,6 +2,7 @@
 import io
 import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from bags import gap, simulated_drive, without_commands, write_bag
+from bags import gap, shift_stamps, simulated_drive, without_commands, write_bag, zero_stamps
 from PIL import Image
 from small_model import SMALL, small_checkpoint
 
@@ -217,6 +218,24 @@ def test_the_command_exports_several_bags_and_training_takes_the_folder(drives, 
     assert len(lerobot.load([tmp_path / 'set', tmp_path / 'set'], 'cpu', SMALL)) == 6
     assert cli(['export', str(tmp_path / 'nowhere'), '--out', str(tmp_path / 'x')]) == 1
     assert 'nowhere does not exist' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(('fault', 'config', 'code', 'told'), [
+    (lambda d: d, None, 0, None),
+    (without_commands, None, 1, 'has no actions'),
+    (without_commands, 'action_topic: none\n', 0, 'note: .*bag: No actions were recorded'),
+    (lambda d: shift_stamps(d, 0.0, -30.0), None, 0, 'note: .*bag: .*the camera has a clock of its own'),
+    (zero_stamps, None, 1, 'not one frame to write\n(note: .*\n)*note: .*bag: Images without a stamp'),
+    (lambda d: simulated_drive(seconds=4.0, rate=5.0), None, 1, 'not one frame to write\n.*bag: The images are 0.200 s apart')])
+def test_a_recording_of_little_worth_is_refused_or_exported_with_a_note(tmp_path, capsys, fault, config, code, told):
+    bag, given = write_bag(tmp_path / 'bag', fault(simulated_drive(seconds=4.0))), []
+    if config:
+        (tmp_path / 'bag.yaml').write_text(config)
+        given = ['--config', str(tmp_path / 'bag.yaml')]
+    assert cli(['export', str(bag), *given, '--out', str(tmp_path / 'set'), '--model', str(small_checkpoint(tmp_path))]) == code
+    assert lerobot.is_dataset(tmp_path / 'set') is not bool(code)
+    error = capsys.readouterr().err
+    assert re.search(told, error) if told else not error
 
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from bags import gap, real_drive, shift_time, simulated_drive, without_commands, write_bag
+from bags import gap, real_drive, shift_stamps, shift_time, simulated_drive, without_commands, write_bag
 from evaluations import TIMES
 from small_model import SMALL, small_checkpoint, small_model
 from tiled_model import tiled_model
@@ -208,9 +208,12 @@ def test_recordings_that_cannot_be_used_are_refused_with_the_remedy(tmp_path, ca
     short = simulated_drive(seconds=4.0)
     still = write_bag(tmp_path / 'still', without_commands(short))
     plain = write_bag(tmp_path / 'plain', short)
+    other_clock = write_bag(tmp_path / 'other_clock', shift_stamps(short, 0.0, -30.0))
+    lossy = write_bag(tmp_path / 'lossy', gap(short, 2.0, 0.5))
     wrong = tmp_path / 'wrong.yaml'
     wrong.write_text('action_topic: /cmd_vel\nactions: {linear.x: twist.speed, angular.z: twist.angular.z}\n')
     for arguments, said in (([str(still)], 'no actions'), ([str(plain)], 'too short'),
+                            ([str(other_clock)], 'image_stamps: log'), ([str(lossy)], f'note: {lossy}: Gaps between images'),
                             ([str(plain), '--config', str(wrong)], 'can be read'),
                             ([str(tmp_path / 'nothing')], 'nothing')):
         assert cli(['finetune', *arguments, '--model', model, '--out', str(tmp_path / 'out')]) == 1

@@ -82,6 +82,18 @@ class Drive:
         """Number of images in the bag, as stated by the bag; ``health.images`` approaches it."""
         return self.bag.topics[self.mapping.image_topic].count
 
+    @property
+    def has_actions(self) -> bool:
+        """Whether there are messages on the topic of actions, as stated by the bag."""
+        return self.mapping.action_topic is not None and self.bag.topics[self.mapping.action_topic].count != 0
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Remarks of the mapping, problems of the files, and what is wrong with the data that was read so far."""
+        findings = self.health.findings() if self.health.images else []
+        return (*self.mapping.notes, *(problem.text for problem in self.bag.problems),
+                *(f'{self.bag.path}: {finding.text}' for finding in findings if finding.severity != 'info'))
+
     def __iter__(self) -> Iterator[Tick]:
         self.health = Health(self.preset)
         return ahead(_Reading(self, self.health).ticks(), _AHEAD)

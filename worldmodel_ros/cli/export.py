@@ -35,23 +35,33 @@ def _run(chosen: argparse.Namespace) -> int:
     from worldmodel_ros.bags.drive import read_drive
     from worldmodel_ros.bags.export import export
     from worldmodel_ros.bags.guess import find_mapping
+    from worldmodel_ros.bags.mapping import read_config
     from worldmodel_ros.bags.problems import BagError
     from worldmodel_ros.bags.source import open_bag
     from worldmodel_ros.engine.loading import model_folder
     from worldmodel_ros.model.checkpoint_description import ModelError, read_description
+    notes: list[str] = []
     try:
         preset = read_description(model_folder(chosen.model)).preset
+        is_at_rest = chosen.config and read_config(chosen.config, preset.action_names).get('action_topic', '') is None
         with ExitStack() as stack:
             bags = [stack.enter_context(open_bag(path)) for path in chosen.bags]
             drives = [read_drive(bag, find_mapping(bag, preset, chosen.config), preset) for bag in bags]
-            done = export(drives, chosen.out, preset)
-            notes = [note for bag, drive in zip(bags, drives)
-                     for note in (*drive.mapping.notes, *(problem.text for problem in bag.problems))]
+            for drive in drives:
+                if not (is_at_rest or drive.has_actions):
+                    raise BagError(
+                        f'{drive.bag.path} has no actions: all actions of the dataset would be 0. Record the commands that '
+                        'the robot executes together with the camera, or name their topic in the --config file; '
+                        'action_topic: none there says that the robot is at rest')
+            try:
+                done = export(drives, chosen.out, preset)
+            finally:  # they also say why there is nothing to write
+                notes += [f'note: {note}' for drive in drives for note in drive.notes]
     except (BagError, ModelError, OSError, ValueError) as error:
-        print(f'worldmodel export: {error}', file=sys.stderr)
+        print('\n'.join([f'worldmodel export: {error}', *notes]), file=sys.stderr)
         return 1
     for note in notes:
-        print(f'note: {note}', file=sys.stderr)
+        print(note, file=sys.stderr)
     print(f'{done.frames} frames in {done.episodes} episodes in {done.folder}'
           + (f'; {done.dropped} frames without an action were left out' if done.dropped else ''))
     return 0

@@ -107,9 +107,9 @@ def _finetune(chosen: argparse.Namespace) -> list[tuple[Path, float]]:
                             mirror=not chosen.no_mirror, seed=chosen.seed)
     recordings, held_out = ([recording.read(path, preset, chosen.config) for path in paths]
                             for paths in (chosen.recordings, chosen.held_out_bag))
-    parts = split.split(recordings, preset, options.clip_frames(preset), chosen.held_out, held_out)
     for note in dict.fromkeys(note for r in (*recordings, *held_out) for note in r.notes):
         print(f'note: {note}', file=sys.stderr)
+    parts = split.split(recordings, preset, options.clip_frames(preset), chosen.held_out, held_out)
     model = checkpoint.load(model_folder(chosen.model), device)
     result = run.fine_tune(model, parts, options, chosen.out, lambda what: print(what, flush=True))
     provenance = {'fine_tuned': {'from': chosen.model, 'split': result['split'], 'options': result['options'],

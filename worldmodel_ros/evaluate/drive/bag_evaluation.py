@@ -54,13 +54,12 @@ def evaluate_bag(task: Task, engine: Engine, measured: MeasuredTimes, lines: Pat
     with open_bag(task.bag) as bag:
         mapping = find_mapping(bag, engine.spec, task.config)
         drive = read_drive(bag, mapping, engine.spec, seconds=task.seconds, skip=task.skip, wheels=forecasts is not None)
-        has_actions = mapping.action_topic is not None and bag.topics[mapping.action_topic].count != 0
         columns, highlights, digest = Columns(engine.spec), Highlights(), hashlib.sha256()
         arrivals: list[Arrival] = []
         ticks = _ticks(drive, task.seconds, arrivals, progress)
         replayed = ForecastReplay(forecasts, engine.spec) if forecasts else None
         with lines.open('wb') as stream:
-            for scene in scenes(engine, replayed.watch(ticks) if replayed else ticks, has_actions):
+            for scene in scenes(engine, replayed.watch(ticks) if replayed else ticks, drive.has_actions):
                 columns.add(scene.window)
                 highlights.offer(scene)
                 line = json.dumps(scene.window.to_dict(), allow_nan=False).encode() + b'\n'
@@ -76,7 +75,7 @@ def evaluate_bag(task: Task, engine: Engine, measured: MeasuredTimes, lines: Pat
                           (*_in_words(mapping, engine.spec.action_names), *part))
         return Evaluation(
             subject, engine.spec, columns, highlights, replay(engine.spec, arrivals, measured, Budget.from_config()),
-            drive.health.to_dict(), findings, has_actions, digest.hexdigest(), replayed and replayed.numbers(),
+            drive.health.to_dict(), findings, drive.has_actions, digest.hexdigest(), replayed and replayed.numbers(),
             tuple(read_goals(bag)))
 
 

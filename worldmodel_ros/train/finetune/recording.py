@@ -73,11 +73,11 @@ def read(path: Path, preset: Preset, config: Path | None = None) -> Recording:
 def _read_bag(path: Path, preset: Preset, config: Path | None) -> Recording:
     with open_bag(path) as bag:
         mapping = find_mapping(bag, preset, config)
-        if mapping.action_topic is None or not bag.topics[mapping.action_topic].count:
+        drive = read_drive(bag, mapping, preset, FrameSettings(every_image=True))
+        if not drive.has_actions:
             raise RecordingError(
                 f'{path} has no actions: the model learns what follows from what the robot does. Record the commands '
                 'that it executes together with the camera, or name their topic in the --config file')
-        drive = read_drive(bag, mapping, preset, FrameSettings(every_image=True))
         ticks = list(drive)
         if not ticks:
             raise RecordingError(f'{path} has no usable images:\n' + '\n'.join(
@@ -85,13 +85,15 @@ def _read_bag(path: Path, preset: Preset, config: Path | None) -> Recording:
         if not drive.health.actions:
             raise RecordingError(f'{path}: none of the actions in {mapping.action_topic} can be read:\n' + '\n'.join(
                 finding.text for finding in drive.health.findings()))
+        for finding in drive.health.findings():
+            if finding.kind == 'other clock':  # the model would learn that nothing follows from actions
+                raise RecordingError(f'{path}: {finding.text}')
         began = next(iter(bag.messages([mapping.image_topic]))).log_ns
-        notes = (*mapping.notes, *(problem.text for problem in bag.problems))
         stamps, logs = (np.array([getattr(t, name) for t in ticks]) for name in ('stamp_ns', 'log_ns'))
         # If the clock was set back, held-out data must still come after training data.
         received = np.maximum.accumulate((logs - began) / NS)
         return Recording(path, np.stack([t.image for t in ticks]), (stamps - stamps[0]) / NS, received,
-                         np.stack([t.executed for t in ticks]), np.array([t.episode for t in ticks]), notes,
+                         np.stack([t.executed for t in ticks]), np.array([t.episode for t in ticks]), drive.notes,
                          preset.camera is not None and mapping.info_topic is not None)
 
 
