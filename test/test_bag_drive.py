@@ -329,4 +329,5 @@ def test_a_bag_of_a_camera_that_does_not_see_enough_says_so(drive, tmp_path):
     narrow = ('/camera/camera_info', 'sensor_msgs/msg/CameraInfo', drive.received[0] - 1,
               camera_info_message(camera_info((64, 64), 60.0)))
     ticks, health = ticks_of(write_bag(tmp_path / 'bag', drive, encoding='rgb8', extra=(narrow,)))
-    assert not ticks and any('take a wider lens' in finding.text for finding in health.findings())
+    text = ''.join(finding.text for finding in health.findings())
+    assert not ticks and 'take a wider lens' in text and 'camera_info_topic: none in the file of --config' in text

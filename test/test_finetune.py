@@ -6,7 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from bags import gap, real_drive, shift_stamps, shift_time, simulated_drive, without_commands, write_bag
+from bag_messages import camera_info_message
+from bags import START, gap, real_drive, shift_stamps, shift_time, simulated_drive, without_commands, write_bag
+from camera_infos import camera_info
 from evaluations import TIMES
 from small_model import SMALL, small_checkpoint, small_model
 from tiled_model import tiled_model
@@ -218,6 +220,31 @@ def test_recordings_that_cannot_be_used_are_refused_with_the_remedy(tmp_path, ca
                             ([str(tmp_path / 'nothing')], 'nothing')):
         assert cli(['finetune', *arguments, '--model', model, '--out', str(tmp_path / 'out')]) == 1
         assert said in capsys.readouterr().err
+
+
+def info_of(across):
+    """A CameraInfo that the recorder gets before the first image, of a camera of 64 x 64 pixels."""
+    return '/camera/camera_info', 'sensor_msgs/msg/CameraInfo', START, camera_info_message(camera_info((64, 64), across))
+
+
+def test_a_camera_that_does_not_cover_the_trained_view_is_adapted_to_as_if_it_had_no_camera_info(tmp_path, capsys, monkeypatch):
+    drive, config = simulated_drive(seconds=12.0), tmp_path / 'bag.yaml'
+    narrow = write_bag(tmp_path / 'narrow', drive, encoding='png', extra=(info_of(60.0),))
+    config.write_text('camera_info_topic: none\n')
+    read, plain = recording.read(narrow, SMALL), recording.read(narrow, SMALL, config)
+    assert np.array_equal(read.frames, plain.frames) and (read.refused, plain.refused) == (True, False)
+    assert not (read.calibrated or plain.calibrated)
+    (note,) = read.notes
+    assert 'camera_info is left out' in note and 'has 60 x 60' in note and 'adapt the model' not in note and not plain.notes
+    wide = recording.read(write_bag(tmp_path / 'wide', drive, encoding='png', extra=(info_of(110.0),)), SMALL)
+    assert wide.calibrated and not wide.refused and not np.array_equal(wide.frames, plain.frames)
+    out, reports = tmp_path / 'tuned', []
+    monkeypatch.setattr('worldmodel_ros.cli.main', lambda arguments: reports.append(arguments) or 0)
+    assert cli(['finetune', str(narrow), '--model', str(small_checkpoint(tmp_path)), '--out', str(out), '--device', 'cpu',
+                '--steps', '1', '1']) == 0
+    assert checkpoint.load(out, 'cpu').preset.camera is None and f'note: {note}' in capsys.readouterr().err
+    (report,) = reports
+    assert np.array_equal(recording.read(narrow, SMALL, Path(report[report.index('--config') + 1])).frames, plain.frames)
 
 
 def test_a_model_with_tiles_is_refused_before_anything_is_read(tmp_path, capsys):

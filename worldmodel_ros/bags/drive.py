@@ -65,7 +65,7 @@ class _Seen(NamedTuple):
 
 class Drive:
     """
-    The ticks of a bag; can be iterated over repeatedly. ``health`` is that of the newest iteration.
+    The ticks of a bag; can be iterated over repeatedly. ``health`` and ``camera`` are those of the newest iteration.
 
     Reading and decoding run ahead of the caller in a thread, by a bounded number of ticks.
     """
@@ -75,7 +75,7 @@ class Drive:
         self.bag, self.mapping, self.preset, self.settings = bag, mapping, preset, settings
         self.seconds, self.skip = seconds, skip
         self.odometry_topic = mapping.odometry_topic if wheels else None
-        self.health = Health(preset)
+        self.health, self.camera = Health(preset), self._correction()
 
     @property
     def images(self) -> int:
@@ -95,8 +95,12 @@ class Drive:
                 *(f'{self.bag.path}: {finding.text}' for finding in findings if finding.severity != 'info'))
 
     def __iter__(self) -> Iterator[Tick]:
-        self.health = Health(self.preset)
-        return ahead(_Reading(self, self.health).ticks(), _AHEAD)
+        self.health, self.camera = Health(self.preset), self._correction()
+        return ahead(_Reading(self).ticks(), _AHEAD)
+
+    def _correction(self) -> Correction:
+        camera = self.preset.camera
+        return Correction(camera.vertical_fov if camera else None, self.preset.image_size)
 
 
 def read_drive(bag: Bag, mapping: Mapping, preset: Preset, settings: FrameSettings = FrameSettings(),
@@ -114,12 +118,12 @@ def read_drive(bag: Bag, mapping: Mapping, preset: Preset, settings: FrameSettin
 class _Reading:
     """One pass over a bag."""
 
-    def __init__(self, drive: Drive, health: Health) -> None:
+    def __init__(self, drive: Drive) -> None:
         preset = drive.preset
-        self._bag, self._mapping, self._settings, self._health = drive.bag, drive.mapping, drive.settings, health
+        self._bag, self._mapping, self._settings, self._health = drive.bag, drive.mapping, drive.settings, drive.health
         self._goals, self._period = preset.goals, round(preset.step_period * NS)
         self._frames = Frames(preset.step_period, preset.image_size)
-        self._camera = Correction(preset.camera.vertical_fov if preset.camera else None, preset.image_size)
+        self._camera = drive.camera
         self._executed = ExecutedActions(preset.actions, preset.step_period, drive.mapping.executed_timeout)
         self._wheels, self._wheels_topic = WheelReadings(preset.step_period), drive.odometry_topic
         self._topics = [*drive.mapping.topics, *((self._wheels_topic,) if self._wheels_topic else ())]

@@ -80,8 +80,8 @@ def _run(chosen: argparse.Namespace) -> int:
     return 0 if chosen.no_report else max([_report(chosen, *bag) for bag in bags], default=0)
 
 
-def _finetune(chosen: argparse.Namespace) -> list[tuple[Path, float]]:
-    """Train and save the model; return the held-out bags, with the seconds to skip in each."""
+def _finetune(chosen: argparse.Namespace) -> list[tuple[Path, float, bool]]:
+    """Train and save the model; return the held-out bags: the seconds to skip in each, and whether to leave out CameraInfo."""
     import json
     import time
     from dataclasses import replace
@@ -123,12 +123,22 @@ def _finetune(chosen: argparse.Namespace) -> list[tuple[Path, float]]:
                'seconds': round(time.monotonic() - began, 1)}
     (chosen.out / 'finetune.json').write_text(json.dumps(result, indent=1, allow_nan=False) + '\n')
     print(summary.in_words(result))
-    return [(part.path, part.start) for part in parts.held_out if not lerobot.is_dataset(part.path)]
+    return [(part.path, part.start, part.recording.refused) for part in parts.held_out if not lerobot.is_dataset(part.path)]
 
 
-def _report(chosen: argparse.Namespace, bag: Path, skip: float) -> int:
+def _report(chosen: argparse.Namespace, bag: Path, skip: float, is_cropped: bool) -> int:
     """Run ``worldmodel evaluate bag`` with both models on the held-out part; return its exit code."""
     from worldmodel_ros.cli import main as command
-    given = ['--config', str(chosen.config)] if chosen.config else []
+    config = _cropping(chosen) if is_cropped else chosen.config
+    given = ['--config', str(config)] if config else []
     return command(['evaluate', 'bag', str(bag), *given, '--model', chosen.model, '--model', str(chosen.out),
                     *(['--skip', f'{skip:g}'] if skip else []), '--out', str(chosen.out / f'report-{bag.stem}')])
+
+
+def _cropping(chosen: argparse.Namespace) -> Path:
+    """Return a file like --config by which both models get the images that fine-tuning has used, without CameraInfo."""
+    import yaml
+    given = yaml.safe_load(chosen.config.read_text()) if chosen.config else None
+    path = chosen.out / 'cropped.yaml'
+    path.write_text(yaml.safe_dump({**(given or {}), 'camera_info_topic': 'none'}))
+    return path

@@ -237,7 +237,8 @@ class View:
             raise CameraError(
                 f'the model was trained with a view of {wide:g} x {high:g} degrees, and {missing.mean():.0%} of it is not in '
                 f'this camera\'s, which has {across:g} x {down:g}: take a wider lens, adapt the model to this camera '
-                '(docs/finetuning.md), or set use_camera_info to false, and things will look nearer than they are')
+                '(docs/finetuning.md), or leave camera_info out, and things will look nearer than they are (of a node: '
+                'use_camera_info: false; of a bag: camera_info_topic: none in the file of --config)')
 
     @property
     def _tilt(self) -> np.ndarray:

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +29,8 @@ class Recording:
     the first image's receipt, never falling; executed float32 (N, A), SI units, the mean action since the image
     before (of an episode's first: over one step before it); episode int (N,): no step leads from one to another.
     ``notes`` are for the reader of the result. ``calibrated``: the images were warped to the view of the camera that the
-    model was trained with, by the CameraInfo in the recording.
+    model was trained with, by the CameraInfo in the recording. ``refused``: that CameraInfo was left out, because the camera
+    does not cover this view.
     """
 
     path: Path
@@ -40,6 +41,7 @@ class Recording:
     episode: np.ndarray
     notes: tuple[str, ...] = ()
     calibrated: bool = False
+    refused: bool = False
 
     @property
     def seconds(self) -> float:
@@ -65,7 +67,7 @@ def read(path: Path, preset: Preset, config: Path | None = None) -> Recording:
     Return all images of a rosbag2 recording, or of a LeRobot dataset.
 
     A bag is read as by ``worldmodel evaluate bag`` with the same ``config`` file, except that images between ticks are
-    kept. Raises RecordingError, BagError or DatasetError.
+    kept, and that a CameraInfo which is refused is left out. Raises RecordingError, BagError or DatasetError.
     """
     return _read_dataset(path, preset) if lerobot.is_dataset(path) else _read_bag(path, preset, config)
 
@@ -79,6 +81,13 @@ def _read_bag(path: Path, preset: Preset, config: Path | None) -> Recording:
                 f'{path} has no actions: the model learns what follows from what the robot does. Record the commands '
                 'that it executes together with the camera, or name their topic in the --config file')
         ticks = list(drive)
+        refusal = drive.camera.refusal.partition(': ')[0]  # its advice is to do what this is for
+        if refusal:
+            mapping = replace(mapping, info_topic=None, notes=(
+                *mapping.notes, f'{path}: {mapping.info_topic} is left out: the images are cropped and scaled, and the model '
+                f'is adapted to this camera ({refusal})'))
+            drive = read_drive(bag, mapping, preset, drive.settings)
+            ticks = list(drive)
         if not ticks:
             raise RecordingError(f'{path} has no usable images:\n' + '\n'.join(
                 finding.text for finding in drive.health.findings()))
@@ -94,7 +103,7 @@ def _read_bag(path: Path, preset: Preset, config: Path | None) -> Recording:
         received = np.maximum.accumulate((logs - began) / NS)
         return Recording(path, np.stack([t.image for t in ticks]), (stamps - stamps[0]) / NS, received,
                          np.stack([t.executed for t in ticks]), np.array([t.episode for t in ticks]), drive.notes,
-                         preset.camera is not None and mapping.info_topic is not None)
+                         preset.camera is not None and mapping.info_topic is not None, bool(refusal))
 
 
 def _read_dataset(path: Path, preset: Preset) -> Recording:
