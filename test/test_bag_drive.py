@@ -325,6 +325,20 @@ def test_images_are_warped_by_the_camera_info_next_to_them_and_left_where_there_
     assert all(np.array_equal(tick.image, frame) for tick, frame in zip(ticks_of(bag, config)[0], drive.frames))
 
 
+def test_images_of_a_bag_are_corrected_by_rectification_and_pitch_as_by_the_node(drive, tmp_path):
+    short = replace(drive, frames=drive.frames[:5], stamps=drive.stamps[:5], received=drive.received[:5])
+    told = camera_info((64, 64), 110.0, (-0.2, 0.05, 0.0, 0.0))
+    told.p[0] = told.p[5] = 20.0
+    before = ('/camera/camera_info', 'sensor_msgs/msg/CameraInfo', drive.received[0] - 1, camera_info_message(told))
+    bag, config = write_bag(tmp_path / 'bag', short, encoding='rgb8', extra=(before,)), tmp_path / 'bag.yaml'
+    for text, rectified, pitch in (('image_rectified: true', True, 0.0), ('image_rectified: false', False, 0.0),
+                                   (f'{{image_rectified: true, camera_pitch_deg: {TINY.camera.pitch + 5.0}}}', True, 5.0)):
+        config.write_text(text)
+        view = View(Lens.of(told, rectified), 90.0, (64, 64), pitch)
+        assert all(np.array_equal(tick.image, view(frame, (64, 64)))
+                   for tick, frame in zip(ticks_of(bag, config)[0], drive.frames))
+
+
 def test_a_bag_of_a_camera_that_does_not_see_enough_says_so(drive, tmp_path):
     narrow = ('/camera/camera_info', 'sensor_msgs/msg/CameraInfo', drive.received[0] - 1,
               camera_info_message(camera_info((64, 64), 60.0)))

@@ -193,6 +193,8 @@ def test_the_example_in_a_question_about_a_car_is_an_answer_once_its_wheelbase_i
     ('goal_topic: /cmd_vel', ('TwistStamped', 'std_msgs/msg/String')),
     ('executed_timeout_s: -1', ('0 or more', '-1')), ('executed_timeout_s: .nan', ('0 or more',)),
     ('executed_timeout_s: soon', ('soon',)),
+    ('image_rectified: 1', ('true or false', '1')), ('camera_pitch_deg: down', ('down is positive', "'down'")),
+    ('camera_pitch_deg: .nan', ('-90 to 90',)), ('camera_pitch_deg: true', ('-90 to 90',)),
     ('image_stamps: mine', ('header, log', 'mine')), ('actions: {v: x}', ('linear.x, angular.z', 'got v')),
     ('actions: {linear.x: 3, angular.z: x}', ('linear.x', 'field:')),
     ('actions: {linear.x: {field: x, scale: y}, angular.z: x}', ('linear.x', 'scale')),

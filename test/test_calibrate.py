@@ -215,6 +215,15 @@ def test_a_bag_is_calibrated_on_the_command_line(tmp_path, capsys):
     assert node['ros__parameters'] == found['parameters']['world_model_node']
 
 
+def test_the_lens_of_rectified_images_is_the_one_in_p(tmp_path, monkeypatch):
+    _, signals = simulated(1_000_004, 0.08)
+    told = camera_info((48, 64), 90.0, (-0.2, 0.05, 0.0, 0.0))
+    monkeypatch.setitem(globals(), 'camera_info', lambda *given: told)
+    bag, config = write_recording(tmp_path / 'bag', signals), tmp_path / 'bag.yaml'
+    config.write_text('image_rectified: true\n')
+    assert read(bag).lens == Lens.of(told) != Lens.of(told, rectified=True) == read(bag, config).lens
+
+
 def once(build, number, change):
     """Return ``build`` with the arguments of its call ``number`` changed."""
     calls = iter(range(10_000))

@@ -100,7 +100,10 @@ class Drive:
 
     def _correction(self) -> Correction:
         camera = self.preset.camera
-        return Correction(camera.vertical_fov if camera else None, self.preset.image_size)
+        correction = Correction(camera.vertical_fov if camera else None, self.preset.image_size, self.mapping.rectified)
+        if camera and self.mapping.pitch is not None:
+            correction.turn(self.mapping.pitch - camera.pitch)
+        return correction
 
 
 def read_drive(bag: Bag, mapping: Mapping, preset: Preset, settings: FrameSettings = FrameSettings(),

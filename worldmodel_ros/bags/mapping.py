@@ -21,7 +21,7 @@ from .problems import BagError
 _TOPICS = {'image_topic': 'image_topic', 'camera_info_topic': 'info_topic', 'action_topic': 'action_topic',
            'goal_topic': 'goal_topic', 'odometry_topic': 'odometry_topic',
            'task_topic': 'task_topic'}  # keys of a file -> fields of Mapping
-_KEYS = {*_TOPICS, 'image_stamps', 'actions', 'executed_timeout_s', 'notes'}
+_KEYS = {*_TOPICS, 'image_stamps', 'image_rectified', 'camera_pitch_deg', 'actions', 'executed_timeout_s', 'notes'}
 _FIELD, _STEERED = {'field', 'scale', 'offset'}, {'speed', 'steering', 'wheelbase'}  # keys of an action
 STAMPS = ('header', 'log')
 
@@ -31,7 +31,8 @@ class Mapping:
     """
     ``actions`` are in the order of the model's action names; empty if no actions were recorded (``action_topic`` None).
     ``info_topic``: the camera's CameraInfo, by which images are warped to the view of the model's own camera; None if there is
-    none. ``image_stamps``: 'header', or 'log' for the time of receipt if the camera's stamps are useless.
+    none. ``image_stamps``: 'header', or 'log' for the time of receipt if the camera's stamps are useless. ``rectified`` and
+    ``pitch`` [degrees downwards, None: as in training] of the camera: like the node's image_rectified and camera_pitch_deg.
     ``executed_timeout`` [s]: for how long an action is in force, like the node's parameter. ``odometry_topic`` and
     ``task_topic`` are for decisions on a forecast of the scene; None if not recorded. ``notes``: remarks for the reader of a
     report, such as that a scale is assumed.
@@ -43,6 +44,8 @@ class Mapping:
     goal_topic: str | None = None
     info_topic: str | None = None
     image_stamps: str = 'header'
+    rectified: bool = False
+    pitch: float | None = None
     executed_timeout: float = ticks.EXECUTED_TIMEOUT
     odometry_topic: str | None = None
     task_topic: str | None = None
@@ -95,6 +98,15 @@ def read_config(path: Path, action_names: tuple[str, ...]) -> dict[str, Any]:
         if config['image_stamps'] not in STAMPS:
             raise BagError(f'{path}: image_stamps must be one of {", ".join(STAMPS)}, got {config["image_stamps"]!r}')
         result['image_stamps'] = config['image_stamps']
+    if 'image_rectified' in config:
+        if not isinstance(config['image_rectified'], bool):
+            raise BagError(f'{path}: image_rectified must be true or false, got {config["image_rectified"]!r}')
+        result['rectified'] = config['image_rectified']
+    if 'camera_pitch_deg' in config:
+        pitch = config['camera_pitch_deg']
+        if not _is_number(pitch) or not -90.0 <= pitch <= 90.0:
+            raise BagError(f'{path}: camera_pitch_deg must be -90 to 90 [degrees], down is positive, got {pitch!r}')
+        result['pitch'] = float(pitch)
     if 'executed_timeout_s' in config:
         result['executed_timeout'] = _timeout(config['executed_timeout_s'], path)
     if 'actions' in config:
@@ -110,8 +122,12 @@ def _topic(name: str) -> str | None:
     return name if name.startswith('/') else f'/{name}'
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 def _timeout(value: Any, path: Path) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value < math.inf:
+    if not _is_number(value) or not 0.0 <= value < math.inf:
         raise BagError(f'{path}: executed_timeout_s must be a time [s], 0 or more, got {value!r}')
     return float(value)
 

@@ -167,7 +167,7 @@ def read(path: Path, config: Path | None = None, odometry: str = '') -> Signals:
                             images.append(image)
                             image_stamps.append((_stamp(message), log))
                 elif name == mapping.info_topic:
-                    lens = lens or Lens.of(message)
+                    lens = lens or Lens.of(message, mapping.rectified)
                 elif name == odometry:
                     pose = _pose(message)
                     if all(map(math.isfinite, pose)):
