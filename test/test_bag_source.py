@@ -18,6 +18,7 @@ from worldmodel_ros.bags.problems import BagError, MessageError
 from worldmodel_ros.bags.source import open_bag
 from worldmodel_ros.bags.storage import _Position
 from worldmodel_ros.nodes.recorder.bag import BagWriter, TopicDescription
+from worldmodel_ros.sim.scene import COLOURS
 
 STORAGES = ('mcap', 'sqlite3')
 
@@ -72,8 +73,7 @@ def test_any_name_of_a_folder_will_do_for_sqlite(drive, tmp_path, name, shorter_
     with open_bag(bag) as opened:
         assert len(list(opened.messages())) > 40
         assert [problem.kind for problem in opened.problems] == (['damaged'] if shorter_by else [])
-        # That of a whole one has the definitions of its types, too.
-        assert bool(opened.topics['/goal'].definition.data) != bool(shorter_by)
+        assert opened.topics['/goal'].definition.data
 
 
 @pytest.mark.parametrize('form', FORMS)
@@ -100,17 +100,21 @@ def test_a_split_bag_is_read_in_the_order_of_its_parts(whole, tmp_path, listed):
         assert [p.kind for p in bag.problems] == ([] if listed else ['no metadata'])
 
 
-def test_types_that_only_the_bag_defines_are_read(tmp_path):
+@pytest.mark.parametrize('storage', STORAGES)
+@pytest.mark.parametrize('back', [0, 5])  # s; where time was set back, the file is read without its index
+def test_types_that_only_the_bag_defines_are_read(tmp_path, storage, back):
     from rosbags.typesys import Stores, get_types_from_msg, get_typestore
     store = get_typestore(Stores.ROS2_JAZZY)
     store.register(get_types_from_msg('float32 speed\nstd_msgs/Header header\n', 'my_robot/msg/Wheel'))
-    with Writer(tmp_path / 'bag', version=9, storage_plugin=StoragePlugin.MCAP) as writer:
+    with Writer(tmp_path / 'bag', version=9, storage_plugin=StoragePlugin[storage.upper()]) as writer:
         connection = writer.add_connection('/wheel', 'my_robot/msg/Wheel', typestore=store)
         time = store.types['builtin_interfaces/msg/Time'](sec=3, nanosec=0)
         header = store.types['std_msgs/msg/Header'](stamp=time, frame_id='wheel')
         message = store.types['my_robot/msg/Wheel'](speed=0.5, header=header)
-        writer.write(connection, START, store.serialize_cdr(message, 'my_robot/msg/Wheel'))
+        for at in (START, START - back * NS):
+            writer.write(connection, at, store.serialize_cdr(message, 'my_robot/msg/Wheel'))
     with open_bag(tmp_path / 'bag') as bag:
+        assert [problem.kind for problem in bag.problems] == ['time set back'] * bool(back)
         topic, raw, _ = next(bag.messages())
         assert (bag.deserialize(topic, raw).speed, bag.deserialize(topic, raw).header.frame_id) == (0.5, 'wheel')
 
@@ -122,7 +126,7 @@ def test_a_bag_without_definitions_is_read_by_those_of_jazzy(drive, tmp_path):
         database.execute('DROP TABLE message_definitions')
     with open_bag(bag) as bag:
         topic, raw, _ = next(bag.messages(['/goal']))
-        assert bag.deserialize(topic, raw).data in ('red', 'green', 'blue', 'yellow')
+        assert bag.deserialize(topic, raw).data in COLOURS
 
 
 def test_bytes_that_are_no_message_are_refused_by_name(whole):
@@ -144,12 +148,13 @@ def test_of_two_types_under_one_name_the_more_frequent_is_read(tmp_path):
         assert [p.kind for p in bag.problems] == ['topic']
 
 
-def test_recorded_qos_is_kept(tmp_path):
+@pytest.mark.parametrize('storage', STORAGES)
+def test_recorded_qos_is_kept(tmp_path, storage):
     from rosbags.interfaces import Qos, QosDurability, QosHistory, QosLiveliness, QosReliability, QosTime
     forever = QosTime(2147483647, 4294967295)
     qos = Qos(QosHistory.KEEP_LAST, 3, QosReliability.BEST_EFFORT, QosDurability.VOLATILE, forever, forever,
               QosLiveliness.AUTOMATIC, forever, False)
-    with Writer(tmp_path / 'bag', version=9, storage_plugin=StoragePlugin.MCAP) as writer:
+    with Writer(tmp_path / 'bag', version=9, storage_plugin=StoragePlugin[storage.upper()]) as writer:
         goal = writer.add_connection('/goal', 'std_msgs/msg/String', typestore=TYPES, offered_qos_profiles=[qos])
         writer.write(goal, START, TYPES.serialize_cdr(string('red'), 'std_msgs/msg/String'))
     with open_bag(tmp_path / 'bag') as bag:
@@ -260,6 +265,18 @@ def sqlite_bag(drive, tmp_path, *statements):
 def test_a_topic_that_has_no_words_for_a_name_or_type_costs_its_own_messages_only(drive, tmp_path, change):
     found, problems = records(sqlite_bag(drive, tmp_path, f"UPDATE topics SET {change} WHERE name = '/goal'"))
     assert {topic for topic, *_ in found} == {'/camera/image_raw/compressed', '/cmd_vel'}
+
+
+@pytest.mark.parametrize('change', [
+    "encoded_message_definition = '???'", "encoded_message_definition = CAST(x'ff' AS TEXT)", 'encoded_message_definition = 7',
+    "encoding = 'unknown'"])
+def test_in_a_damaged_file_definitions_that_are_damaged_too_are_replaced_by_those_of_jazzy(drive, tmp_path, change):
+    file = sqlite_bag(shift_time(drive, 2.0, -5.0), tmp_path, f'UPDATE message_definitions SET {change}',
+                      "UPDATE topics SET offered_qos_profiles = '['")
+    with open_bag(file) as bag:
+        topic, raw, _ = next(bag.messages(['/goal']))
+        assert bag.deserialize(topic, raw).data in COLOURS and not topic.qos
+        assert 'time set back' in [problem.kind for problem in bag.problems]
 
 
 def test_a_file_that_turns_out_to_have_nothing_while_it_is_read_is_told_of(drive, tmp_path):

@@ -4,16 +4,20 @@ from __future__ import annotations
 import sqlite3
 from collections import Counter
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from pathlib import Path
 
-from rosbags.interfaces import Connection, ConnectionExtRosbag2, MessageDefinition, MessageDefinitionFormat
+from rosbags.interfaces import Connection, ConnectionExtRosbag2, MessageDefinition, MessageDefinitionFormat, Qos
+from rosbags.rosbag2.metadata import parse_qos
 
-from .problems import Problem
+from .decoding import decoder
+from .problems import MessageError, Problem
 from .recovery import Recovered, Unreadable
 from .steps_back import open_sqlite
 
 _FARTHEST = 2 ** 20  # maximum number of rows to skip in search of a readable one
 _NO_DEFINITION = MessageDefinition(MessageDefinitionFormat.NONE, '')
+_FORMATS = {'ros2msg': MessageDefinitionFormat.MSG, 'ros2idl': MessageDefinitionFormat.IDL}
 
 
 class RecoveredSqlite(Recovered):
@@ -36,8 +40,8 @@ class RecoveredSqlite(Recovered):
             counts[topic] += 1
             self._note_time(topic, time)
         self.connections = [
-            Connection(number, name, kind, _NO_DEFINITION, '', counts[number],
-                       ConnectionExtRosbag2(encoding, []), self)
+            Connection(number, name, kind, self._definition(kind), '', counts[number],
+                       ConnectionExtRosbag2(encoding, self._qos(number)), self)
             for number, name, kind, encoding in topics]
         if not counts:
             self.close()
@@ -60,6 +64,23 @@ class RecoveredSqlite(Recovered):
     def close(self) -> None:
         """Close the database."""
         self._database.close()
+
+    def _definition(self, kind: str) -> MessageDefinition:
+        """Return the definition of a type; if it is not stored, as by Humble, or damaged, the decoder takes that of Jazzy."""
+        with suppress(sqlite3.DatabaseError, MessageError, KeyError, TypeError):
+            encoding, text = self._database.execute(
+                'SELECT encoding, encoded_message_definition FROM message_definitions WHERE topic_type = ?', (kind,)).fetchone()
+            definition = MessageDefinition(_FORMATS[encoding], text)
+            decoder(kind, definition)
+            return definition
+        return _NO_DEFINITION
+
+    def _qos(self, topic: int) -> list[Qos]:
+        """Return the profiles that a topic's publishers offered; none if they are not stored, or damaged."""
+        with suppress(Exception):  # on damaged text, the parser raises anything
+            row = self._database.execute('SELECT offered_qos_profiles FROM topics WHERE id = ?', (topic,)).fetchone()
+            return parse_qos(*row)
+        return []
 
     def _rows(self) -> Iterator[tuple[int, int, bytes]]:
         """Yield topic, time of receipt [ns] and data of each readable row."""
