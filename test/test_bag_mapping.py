@@ -221,6 +221,11 @@ def test_the_yaw_rate_of_a_car_is_that_of_the_bicycle_model():
         0.5 / (0.25 / math.tan(math.radians(20.0))))
 
 
+@pytest.mark.parametrize('angle', [math.inf, -math.inf, math.nan])
+def test_the_yaw_rate_at_an_angle_that_is_not_finite_is_no_number(angle):
+    assert math.isnan(YawRate(Field('speed'), Field('angle'), 0.25).read(SimpleNamespace(speed=0.5, angle=angle)))
+
+
 @pytest.mark.parametrize(('path', 'words'), [
     ('twist.linear.x', ("'twist'", 'name, velocity')), ('velocity[2]', ('entry 2',)),
     ('velocity[arm]', ('left, right',)), ('velocity', ('no number',)), ('name[0]', ('no number',)),

@@ -76,5 +76,6 @@ class YawRate:
             raise BagError(f'the wheelbase is {self.wheelbase} m: give the distance between the axles')
 
     def read(self, message: Any) -> float:
-        """Return the yaw rate in a message. Raises MessageError if a number is missing."""
-        return self.speed.read(message) * math.tan(self.steering.read(message)) / self.wheelbase
+        """Return the yaw rate in a message; NaN for an infinite angle. Raises MessageError if a number is missing."""
+        angle = self.steering.read(message)
+        return self.speed.read(message) * (math.tan(angle) if math.isfinite(angle) else math.nan) / self.wheelbase

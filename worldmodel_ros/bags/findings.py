@@ -75,7 +75,7 @@ _KNOWN = {
         'Actions outside the model\'s training range: {count}. Check scale and units in the --config file; '
         'predictions for such actions are unreliable.'),
     'action not finite': ('error',
-        'Actions that are not finite numbers, skipped: {count}. Fix the node that publishes them.'),
+        'Actions that are not finite numbers, or beyond 1e6, skipped: {count}. Fix the node that publishes them.'),
     'action ran out': ('warning',
         'Places where no action followed within {detail} of one that moves the robot: {count}. The robot is '
         'assumed to have stopped by itself, as most bases do. If the base has no timeout and the topic carries '

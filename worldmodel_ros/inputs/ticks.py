@@ -44,7 +44,7 @@ _SETTLED = 1.0  # s without a command that moves the robot, after which it stand
 _NOISY_IMAGES, _NOISY_SHARE = 30, 0.3
 _LATENCY_VARIES = 0.007  # s, from one command to the next (p99 - p50 of the demo, camera to command)
 EXECUTED_TIMEOUT = 0.5   # s; bases brake by themselves after about so long without a command
-_LARGEST = float(np.finfo(np.float32).max)
+_LARGEST = 1e6  # m/s and rad/s; squares and sums of more overflow float32, and no robot moves like that
 _KEPT = 10 * NS  # longer than any interval between two ticks of one episode
 
 
@@ -348,7 +348,7 @@ def misfit(steps: Sequence[float], step_period: float, gate_timeout: float) -> s
 
 
 def is_usable(action: Iterable[float]) -> bool:
-    """Return whether all numbers of an action are finite in float32, the model's type."""
+    """Return whether all numbers of an action are finite, and not so large that the model cannot compute with them."""
     return all(abs(value) <= _LARGEST for value in action)  # of a NaN, every comparison is false
 
 
