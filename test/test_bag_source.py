@@ -85,7 +85,7 @@ def test_every_form_of_mcap_is_read(whole, tmp_path, form):
 
 @pytest.mark.parametrize('listed', [True, False])
 def test_a_split_bag_is_read_in_the_order_of_its_parts(whole, tmp_path, listed):
-    later = write_bag(tmp_path / 'later', simulated_drive(seconds=1.0), image_topic='/other')
+    later = write_bag(tmp_path / 'later', shift_time(simulated_drive(seconds=1.0), 0.0, 2.2), image_topic='/other')
     shutil.copy(bag_file(whole), tmp_path / 'drive_2.mcap')
     shutil.copy(bag_file(later), tmp_path / 'drive_10.mcap')
     shutil.rmtree(later)
@@ -297,8 +297,8 @@ def test_what_was_recorded_while_time_was_set_back_is_read_in_the_order_of_recor
     assert problems == ['time set back']
 
 
-@pytest.mark.parametrize('reset', [5, 40, 75])
-def test_files_of_one_recording_are_read_one_after_the_other_where_time_was_set_back_in_one(tmp_path, reset):
+@pytest.mark.parametrize('reset', [5, 36, 40, 75])  # 36: between two files of 18 messages
+def test_files_of_one_recording_are_read_one_after_the_other_where_time_was_set_back(tmp_path, reset):
     times = [START + (k if k < reset else k - reset - 20) * NS for k in range(100)]
     writer = BagWriter(tmp_path / 'bag', max_file_bytes=300_000)
     writer.add_topic(TopicDescription('/goal', 'std_msgs/msg/String', 'string data\n'))
@@ -310,6 +310,18 @@ def test_files_of_one_recording_are_read_one_after_the_other_where_time_was_set_
         found = [(int(bag.deserialize(topic, raw).data[:3]), log) for topic, raw, log in bag.messages()]
         assert found == list(enumerate(times))
         assert [problem.kind for problem in bag.problems] == ['time set back']
+
+
+def test_files_of_two_recorders_are_merged_by_time(whole, tmp_path):
+    other = write_bag(tmp_path / 'other', simulated_drive(seconds=2.0), image_topic='/other', action_topic='/done',
+                      goal_topic=None)
+    both = tmp_path / 'both'
+    both.mkdir()
+    for bag in (whole, other):
+        shutil.copy(bag_file(bag), both)
+    found, problems = records(both)
+    assert [log for *_, log in found] == sorted(log for *_, log in found)
+    assert len(found) == len(records(whole)[0]) + len(records(other)[0]) and problems == ['no metadata']
 
 
 def test_a_journal_that_was_not_written_back_is_told_of(drive, tmp_path):

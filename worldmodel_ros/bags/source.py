@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from .decoding import decoder
 from .files import BagFiles, find_files
 from .merge import Stream, merge
 from .problems import BagError, MessageError, Problem
+from .steps_back import StepsBack
 from .storage import Message, StorageFile
 from .unpacking import TooLarge, unpack_message
 
@@ -67,14 +68,19 @@ class Bag:
         if not self._storages:
             raise BagError(f'{path}: no message can be read from it. ' + ' '.join(p.text for p in self.problems))
         self.topics = _topics(self._storages, self.problems)
-        filled = [s for s in self._storages if s.start_ns is not None]
-        self.start_ns = min((s.start_ns for s in filled), default=None)
-        self.end_ns = max((s.end_ns for s in filled), default=None)
+        self._filled = [s for s in self._storages if s.start_ns is not None]
+        self.start_ns = min((s.start_ns for s in self._filled), default=None)
+        self.end_ns = max((s.end_ns for s in self._filled), default=None)
         found = sum(storage.message_count for storage in self._storages)
         if not self.problems and files.message_count is not None and found < files.message_count:
             self.problems.append(Problem(
                 'missing messages', f'{path}: metadata.yaml counts {files.message_count} messages, the files hold '
                 f'{found}: what is there is read; look for the part that was not copied', files.message_count - found))
+        steps_back = _steps_back_between(self._filled)
+        if steps_back.count:
+            self.problems.append(steps_back.problem(path))
+        # Merged by time, a file from before the step would interleave with one from after it.
+        self._goes_back = bool(steps_back.count) or any(storage.goes_back for storage in self._filled)
 
     def messages(self, names: Collection[str] | None = None) -> Iterator[Record]:
         """
@@ -94,11 +100,9 @@ class Bag:
             yield Record(wanted[connection.topic], raw, log_ns)
 
     def _in_order(self, topics: dict[str, Topic]) -> Iterator[Message]:
-        filled = [storage for storage in self._storages if storage.start_ns is not None]
-        if any(storage.goes_back for storage in filled):
-            # Merged by time, a file from before the step would interleave with one from after it.
-            return chain.from_iterable(storage.messages(topics) for storage in filled)
-        return merge([Stream(s.start_ns, lambda s=s: s.messages(topics)) for s in filled], lambda message: message[1])
+        if self._goes_back:
+            return chain.from_iterable(storage.messages(topics) for storage in self._filled)
+        return merge([Stream(s.start_ns, lambda s=s: s.messages(topics)) for s in self._filled], lambda message: message[1])
 
     def deserialize(self, topic: Topic, raw: bytes) -> Any:
         """
@@ -146,6 +150,17 @@ def open_bag(path: Path | str) -> Bag:
     except BaseException:
         resources.close()
         raise
+
+
+def _steps_back_between(storages: list[StorageFile]) -> StepsBack:
+    """Return the steps back between successive files; two without a common topic are of two recorders at the same time."""
+    steps = StepsBack()
+    for number, (before, after) in enumerate(pairwise(storages)):
+        names, following = ({c.topic for c in storage.connections if c.msgcount} for storage in (before, after))
+        if names & following and not (before.goes_back or after.goes_back):  # which their own problem tells
+            steps.passed(number, before.end_ns)
+            steps.passed(number, after.start_ns)
+    return steps
 
 
 def _topics(storages: list[StorageFile], problems: list[Problem]) -> dict[str, Topic]:
