@@ -176,29 +176,43 @@ def test_a_base_has_braked_when_its_time_out_is_over():
     assert with_time_out(rows, 0.0) is rows
 
 
-def write_recording(path, signals, with_camera=True, with_odometry=True):
-    """Write signals as a bag, the images plain ones of one colour."""
+def write_recording(path, signals, with_camera=True, with_odometry=True, jump=(math.inf, 0.0)):
+    """Write signals as a bag, the images plain ones of one colour. After ``jump[0]`` s, all clocks are set by ``jump[1]`` s."""
     began = 1_700_000_000
     def nanoseconds(at):
-        return round((began + at) * NS)
-    rows = [('/cmd_vel', 'geometry_msgs/msg/Twist', nanoseconds(at), twist(tuple(map(float, command))))
+        return round((began + at + jump[1] * (at >= jump[0])) * NS)
+    rows = [('/cmd_vel', 'geometry_msgs/msg/Twist', at, twist(tuple(map(float, command))))
             for at, command in zip(signals.command_times, signals.commands)]
     if with_odometry:
-        rows += [('/odom', 'nav_msgs/msg/Odometry', nanoseconds(at + 0.003), odometry((0.0, 0.0), nanoseconds(at), tuple(pose)))
+        rows += [('/odom', 'nav_msgs/msg/Odometry', at + 0.003, odometry((0.0, 0.0), nanoseconds(at), tuple(pose)))
                  for at, pose in zip(signals.pose_times, signals.poses.tolist())]
     if with_camera:
         plain = np.full((48, 64, 3), 90, np.uint8)
-        rows += [('/camera/image_raw', 'sensor_msgs/msg/Image', at, image_message(plain, at, 'rgb8'))
-                 for at in map(nanoseconds, np.arange(0.0, 2.0, 0.1))]
-        rows.append(('/camera/camera_info', 'sensor_msgs/msg/CameraInfo', nanoseconds(0.0),
+        rows += [('/camera/image_raw', 'sensor_msgs/msg/Image', at, image_message(plain, nanoseconds(at), 'rgb8'))
+                 for at in np.arange(0.0, 2.0, 0.1)]
+        rows.append(('/camera/camera_info', 'sensor_msgs/msg/CameraInfo', 0.0,
                      camera_info_message(camera_info((48, 64), 90.0))))
     with Writer(path, version=9, storage_plugin=StoragePlugin.MCAP) as writer:
         connections = {}
         for topic, kind, at, message in sorted(rows, key=lambda row: row[2]):
             if topic not in connections:
                 connections[topic] = writer.add_connection(topic, kind, typestore=TYPES)
-            writer.write(connections[topic], at, TYPES.serialize_cdr(message, kind))
+            writer.write(connections[topic], nanoseconds(at), TYPES.serialize_cdr(message, kind))
     return path
+
+
+@pytest.mark.parametrize('seconds', [-30.0, 30.0, 10_000_000.0])
+def test_of_a_recording_during_which_the_clock_was_set_the_longest_part_is_used(tmp_path, capsys, seconds):
+    _, signals = simulated(1_000_004, 0.08)
+    bag = write_recording(tmp_path / 'bag', signals, jump=(3.0, seconds))
+    part = read(bag)
+    assert part.command_times[-1] == pytest.approx(signals.command_times[-1] - 3.0, abs=0.1)
+    assert part.pose_times.min() > -0.1 and part.pose_times[-1] == pytest.approx(signals.pose_times[-1] - 3.0, abs=0.1)
+    assert part.lens and not part.images
+    assert cli.main(['calibrate', str(bag)]) == 0
+    told, error = capsys.readouterr()
+    assert yaml.safe_load(told)['told']['speed']['latency_s']['value'] == pytest.approx(0.08, abs=0.02)
+    assert 'note:' in error and 'has 2 parts' in error and ('the clock was set back' in error) == (seconds < 0.0)
 
 
 def test_a_bag_is_calibrated_on_the_command_line(tmp_path, capsys):

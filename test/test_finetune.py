@@ -116,6 +116,17 @@ def test_what_is_held_out_and_the_gap_before_it_are_in_no_training_clip():
     assert trained.isdisjoint(watched.followed[..., 0, 0, 0].flatten().tolist())
 
 
+def test_a_clock_that_was_set_forward_changes_nothing_of_the_split_but_times():
+    whole = made_up(seconds=20.0)
+    times = whole.received + 0.013  # no part ends exactly at an image
+    plain, jumped = (split([replace(whole, received=each, stamps=each)], SMALL, CLIP)
+                     for each in (times + seconds * (times > 5.0) for seconds in (1.95, 3600.05)))
+    for name in ('training', 'validation', 'held_out'):
+        (before,), (after,) = getattr(plain, name), getattr(jumped, name)
+        assert numbers(before.chains(SMALL)) == numbers(after.chains(SMALL)) != []
+        assert after.end - before.end == pytest.approx(3598.1)
+
+
 def test_another_bag_that_judges_leaves_all_of_the_first_for_training():
     parts = split([made_up(seconds=8.0)], SMALL, CLIP, held_out=[made_up(seconds=5.0)])
     assert parts.gap_s == 0.0 and parts.validation[0].end == pytest.approx(8.05, abs=0.01)

@@ -26,6 +26,8 @@ NS = 1_000_000_000
 _OTHER_CLOCK = 1.0       # s, from stamp to receipt, from which on a stamp is of another clock
 _FASTEST = 5.0           # m/s, beyond which a change of pose is no motion
 _GAP = 5.0               # typical times between two readings, after which what happened between them is not known
+_SILENCE = 10.0          # s without any message, after which another part begins: the clock was set, or the recorder paused
+_STEP_BACK = 1.0         # s, after which it does, too
 _MOST_IMAGES = 1500      # to keep; of a longer recording, the first ones
 _ODOMETRY = 'nav_msgs/msg/Odometry'
 AXES = ('speed', 'turn')
@@ -35,7 +37,7 @@ AXES = ('speed', 'turn')
 class Signals:
     """
     N commands (m/s and rad/s) from their ``command_times`` on [s]; M poses (x, y, yaw) of odometry; grey images. ``lens`` is
-    None without a camera_info.
+    None without a camera_info. ``notes``: what is wrong with the recording.
     """
 
     command_times: np.ndarray
@@ -45,6 +47,7 @@ class Signals:
     image_times: np.ndarray = field(default_factory=lambda: np.empty(0))
     images: Sequence[np.ndarray] = ()
     lens: Lens | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -143,50 +146,88 @@ def read(path: Path, config: Path | None = None, odometry: str = '') -> Signals:
     Return the signals of a rosbag2 recording. ``config``: as for ``evaluate bag``; ``odometry``: the topic, if there are
     several.
 
-    Commands count from their receipt: the stamp of a gated one is that of the image that it answers. Raises BagError.
+    Commands count from their receipt: the stamp of a gated one is that of the image that it answers. If time jumps, the
+    longest part is used. Raises BagError.
     """
     with open_bag(path) as bag:
         mapping = find_mapping(bag, TINY, config)
         if mapping.action_topic is None or bag.topics[mapping.action_topic].type == _ODOMETRY:
             raise BagError(f'{path} has no commands: record what the base is told (cmd_vel) together with what it does')
         odometry = _odometry_topic(bag, odometry)
-        commands: list[tuple[float, ...]] = []
-        poses: list[tuple[float, ...]] = []
-        stamps: list[tuple[float, float]] = []
-        images: list[np.ndarray] = []
-        image_stamps: list[tuple[float, float]] = []
         lens: Lens | None = None
+        part = longest = _Part()
+        parts = 1
         for record in bag.messages([*mapping.topics, *filter(None, [odometry])]):
             name, log = record.topic.name, record.log_ns / NS
+            if part.ends_before(log):
+                longest, part, parts = _longer(longest, part), _Part(), parts + 1
+            part.extend(log)
             try:
                 message = bag.deserialize(record.topic, record.raw)
                 if name == mapping.image_topic:
-                    if len(images) < _MOST_IMAGES:
+                    if len(part.images) < _MOST_IMAGES:
                         image = cv2.cvtColor(read_image(message, (0, 0), _whole), cv2.COLOR_RGB2GRAY)
-                        if not images or image.shape == images[0].shape:  # nothing can be followed into another size
-                            images.append(image)
-                            image_stamps.append((_stamp(message), log))
+                        if not part.images or image.shape == part.images[0].shape:  # nothing can be followed into another size
+                            part.images.append(image)
+                            part.image_stamps.append((_stamp(message), log))
                 elif name == mapping.info_topic:
                     lens = lens or Lens.of(message, mapping.rectified)
                 elif name == odometry:
                     pose = _pose(message)
                     if all(map(math.isfinite, pose)):
-                        poses.append(pose)
-                        stamps.append((_stamp(message), log))
+                        part.poses.append(pose)
+                        part.pose_stamps.append((_stamp(message), log))
                 elif name == mapping.action_topic:
                     action = mapping.action(message)
                     if is_usable(action):
-                        commands.append((log, *action))
+                        part.commands.append((log, *action))
             except (MessageError, ImageError, CameraError):
                 continue  # skip unreadable messages
-    if not commands:
+        notes = [problem.text for problem in bag.problems]
+    longest = _longer(longest, part)
+    if not longest.commands:
         raise BagError(f'{path}: not one command on {mapping.action_topic} can be read')
-    rows = with_time_out(np.array(commands), mapping.executed_timeout)
+    if parts > 1:
+        notes.append(f'{path} has {parts} parts, between which the time of receipt goes back or nothing is recorded for '
+                     f'{_SILENCE:g} s: only the longest, of {longest.seconds:.0f} s, is used')
+    rows = with_time_out(np.array(longest.commands), mapping.executed_timeout)
     start = rows[0, 0]
-    pose_times, image_times = _times(stamps), _times(image_stamps)
+    pose_times, image_times = _times(longest.pose_stamps), _times(longest.image_stamps)
     order, shown = _rising(pose_times), _rising(image_times)
-    return Signals(rows[:, 0] - start, rows[:, 1:], pose_times[order] - start, np.array(poses).reshape(-1, 3)[order],
-                   image_times[shown] - start, [images[k] for k in shown], lens)
+    return Signals(rows[:, 0] - start, rows[:, 1:], pose_times[order] - start, np.array(longest.poses).reshape(-1, 3)[order],
+                   image_times[shown] - start, [longest.images[k] for k in shown], lens, tuple(notes))
+
+
+@dataclass
+class _Part:
+    """
+    The messages of a recording between two jumps of time: commands (time, *action), poses and images, with their stamps and
+    times of receipt. ``first`` and ``last`` receipt [s].
+    """
+
+    commands: list[tuple[float, ...]] = field(default_factory=list)
+    poses: list[tuple[float, ...]] = field(default_factory=list)
+    pose_stamps: list[tuple[float, float]] = field(default_factory=list)
+    images: list[np.ndarray] = field(default_factory=list)
+    image_stamps: list[tuple[float, float]] = field(default_factory=list)
+    first: float = math.inf
+    last: float = -math.inf
+
+    @property
+    def seconds(self) -> float:
+        return self.last - self.first
+
+    def ends_before(self, log: float) -> bool:
+        """Whether a message received at ``log`` is of another part."""
+        return self.last > -math.inf and not self.last - _STEP_BACK <= log <= self.last + _SILENCE
+
+    def extend(self, log: float) -> None:
+        self.first, self.last = min(self.first, log), max(self.last, log)
+
+
+def _longer(*parts: _Part) -> _Part:
+    """Return the longest part that has commands."""
+    return max(parts, key=lambda part: (bool(part.commands), part.seconds))
 
 
 def with_time_out(rows: np.ndarray, timeout: float) -> np.ndarray:

@@ -57,6 +57,8 @@ def _run(chosen: argparse.Namespace) -> int:
     except (BagError, RuntimeError) as error:
         print(f'worldmodel calibrate: {error}', file=sys.stderr)
         return 1
+    for note in signals.notes:
+        print(f'note: {note}', file=sys.stderr)
     found = calibrate(signals)
     text = yaml.safe_dump(found.to_dict(), sort_keys=False, width=120)
     print(text, end='')

@@ -5,12 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from ...model.presets import Preset
 from .recording import Chain, Recording, RecordingError, chains
 
 VALIDATION_SHARE = 0.12  # of what may be trained on: its end, for early stopping
 HORIZON_STEPS = 10       # of the longest judged prediction
 LEAST_VALIDATION = 2 * HORIZON_STEPS
+_GAP = 2.0               # s that a gap between images counts at most: where a clock was set forward, it may be an hour
 
 
 @dataclass(frozen=True)
@@ -68,18 +71,34 @@ def split(recordings: Sequence[Recording], preset: Preset, clip_frames: int, sha
     context = (1 + preset.window_frames) * period
     training, validation, judged = [], [], []
     for recording in recordings:
-        # Tenths of a second, so that ``--skip`` of ``worldmodel evaluate bag`` can give exactly the same.
-        border = recording.seconds + period if held_out else round((1.0 - share) * recording.seconds, 1)
+        seen = _Seen(recording)
+        border = seen.seconds + period if held_out else round((1.0 - share) * seen.seconds, 1)
         end = border - gap
         middle = end - max(VALIDATION_SHARE * end, LEAST_VALIDATION * period)
-        training.append(Part(recording, 0.0, middle))
-        validation.append(Part(recording, max(0.0, middle - context), end))
+        training.append(Part(recording, 0.0, seen.received(middle)))
+        validation.append(Part(recording, seen.received(max(0.0, middle - context)), seen.received(end)))
         if not held_out:
-            judged.append(Part(recording, border, recording.seconds + period))
+            # Tenths of a second, so that ``--skip`` of ``worldmodel evaluate bag`` can give exactly the same.
+            judged.append(Part(recording, round(seen.received(border), 1), recording.seconds + period))
     judged += [Part(recording, 0.0, recording.seconds + period) for recording in held_out]
     result = Split(training, validation, judged, gap)
     _check(result, preset, clip_frames, share)
     return result
+
+
+class _Seen:
+    """The time of a recording in which gaps between images count as ``_GAP`` at most: ``seconds`` of it in all."""
+
+    def __init__(self, recording: Recording) -> None:
+        excess = np.maximum(np.diff(recording.received, prepend=recording.received[0]) - _GAP, 0.0)
+        self._left_out = np.cumsum(excess)
+        self._times = recording.received - self._left_out
+        self.seconds = float(self._times[-1])
+
+    def received(self, seconds: float) -> float:
+        """Return the time of receipt, as of the recording, after so many seconds."""
+        image = max(0, int(np.searchsorted(self._times, seconds, 'right')) - 1)
+        return seconds + float(self._left_out[image])
 
 
 def _check(parts: Split, preset: Preset, clip_frames: int, share: float) -> None:
