@@ -3,6 +3,7 @@ import math
 import os
 import threading
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -163,6 +164,14 @@ def test_blank_images_and_a_lens_that_is_not_known_tell_nothing():
     assert 'nothing can be followed' in refused['turn_seen'] and 'things with corners' in refused['camera_pitch_deg']
     assert 'turn on the spot' in refused['turn_slip']
     assert 'camera_info' in calibrate(Signals(*driven)).refused['camera_pitch_deg']
+
+
+def test_a_camera_info_of_another_size_than_the_images_is_refused_with_both_sizes():
+    _, signals = simulated(1_000_003, 0.0)
+    small = [np.full((240, 320), 90, np.uint8)] * 60
+    refused = calibrate(replace(signals, image_times=np.arange(60) * 0.1, images=small)).refused
+    for name in ('turn_slip', 'camera_pitch_deg'):
+        assert 'camera_info is of 640 x 480 pixels, and the images have 320 x 240' in refused[name]
 
 
 def test_increments_are_along_the_way():

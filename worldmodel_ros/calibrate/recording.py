@@ -133,6 +133,10 @@ def _calibrated(signals: Signals) -> tuple[Sequence[np.ndarray], np.ndarray, Len
         raise CannotTell('no images were recorded')
     if signals.lens is None:
         raise CannotTell('no camera_info tells the focal length: calibrate the camera, and record camera_info')
+    (height, width), (h, w) = signals.images[0].shape, signals.lens.size
+    if (height, width) != (h, w):
+        raise CannotTell(f'camera_info is of {w} x {h} pixels, and the images have {width} x {height}: write '
+                         'the topic of the one that belongs to these images as camera_info_topic into the file of --config')
     if len(signals.poses) < 2:
         raise CannotTell('no odometry was recorded, which tells where images were taken')
     inside = (signals.image_times >= signals.pose_times[0]) & (signals.image_times <= signals.pose_times[-1])
