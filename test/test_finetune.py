@@ -233,9 +233,26 @@ def test_recordings_that_cannot_be_used_are_refused_with_the_remedy(tmp_path, ca
         assert said in capsys.readouterr().err
 
 
-def info_of(across):
+def info_of(across, **other):
     """A CameraInfo that the recorder gets before the first image, of a camera of 64 x 64 pixels."""
-    return '/camera/camera_info', 'sensor_msgs/msg/CameraInfo', START, camera_info_message(camera_info((64, 64), across))
+    message = camera_info_message(camera_info((64, 64), across, **other))
+    return '/camera/camera_info', 'sensor_msgs/msg/CameraInfo', START, message
+
+
+def test_images_count_as_those_of_the_trained_camera_only_if_a_calibration_was_applied(tmp_path):
+    drive = simulated_drive(seconds=4.0)
+    infos = {'trained': info_of(90.0), 'wide': info_of(110.0), 'not_calibrated': info_of(90.0, k=[0.0] * 9)}
+    assert {name: recording.read(write_bag(tmp_path / name, drive, encoding='png', extra=(info,)), SMALL).calibrated
+            for name, info in infos.items()} == {'trained': True, 'wide': True, 'not_calibrated': False}
+
+
+def test_each_bag_has_a_report_of_its_own(tmp_path, monkeypatch):
+    folders, bags = [], ('monday/drive', 'tuesday/drive', 'run.1', 'run.2', 'other/drive-2')
+    monkeypatch.setattr('worldmodel_ros.cli.finetune._finetune', lambda chosen: [(Path(bag), 0.0, False) for bag in bags])
+    monkeypatch.setattr('worldmodel_ros.cli.main', lambda arguments: folders.append(Path(arguments[-1])) or 0)
+    assert cli(['finetune', *bags, '--out', str(tmp_path)]) == 0
+    assert [folder.relative_to(tmp_path).as_posix() for folder in folders] == [
+        'report-drive', 'report-drive-2', 'report-run', 'report-run-2', 'report-drive-2-2']
 
 
 def test_a_camera_that_does_not_cover_the_trained_view_is_adapted_to_as_if_it_had_no_camera_info(tmp_path, capsys, monkeypatch):

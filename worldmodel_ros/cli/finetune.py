@@ -18,7 +18,7 @@ examples:
   worldmodel replay drive --model out/mine                      watch the result live; no robot is driven
 
 In --out: the model; finetune.json with all numbers, before and after; the losses (*.jsonl); and for each bag
-report-BAG/report.html, which compares both models on the held-out part.
+report-BAG/report.html, which compares both models on the held-out part (report-BAG-2 for a second bag of this name).
 """
 
 
@@ -77,7 +77,10 @@ def _run(chosen: argparse.Namespace) -> int:
     except (BagError, ConfigError, DatasetError, ModelError, RecordingError) as error:
         print(f'worldmodel finetune: {error}', file=sys.stderr)
         return 1
-    return 0 if chosen.no_report else max([_report(chosen, *bag) for bag in bags], default=0)
+    if chosen.no_report:
+        return 0
+    names = _distinct([bag.stem for bag, *_ in bags])
+    return max([_report(chosen, name, *bag) for name, bag in zip(names, bags)], default=0)
 
 
 def _finetune(chosen: argparse.Namespace) -> list[tuple[Path, float, bool]]:
@@ -126,13 +129,25 @@ def _finetune(chosen: argparse.Namespace) -> list[tuple[Path, float, bool]]:
     return [(part.path, part.start, part.recording.refused) for part in parts.held_out if not lerobot.is_dataset(part.path)]
 
 
-def _report(chosen: argparse.Namespace, bag: Path, skip: float, is_cropped: bool) -> int:
+def _distinct(names: list[str]) -> list[str]:
+    """Return names of which no two are the same: later ones get a number."""
+    found: list[str] = []
+    for name in names:
+        taken, number = name, 1
+        while taken in found:
+            number += 1
+            taken = f'{name}-{number}'
+        found.append(taken)
+    return found
+
+
+def _report(chosen: argparse.Namespace, name: str, bag: Path, skip: float, is_cropped: bool) -> int:
     """Run ``worldmodel evaluate bag`` with both models on the held-out part; return its exit code."""
     from worldmodel_ros.cli import main as command
     config = _cropping(chosen) if is_cropped else chosen.config
     given = ['--config', str(config)] if config else []
     return command(['evaluate', 'bag', str(bag), *given, '--model', chosen.model, '--model', str(chosen.out),
-                    *(['--skip', f'{skip:g}'] if skip else []), '--out', str(chosen.out / f'report-{bag.stem}')])
+                    *(['--skip', f'{skip:g}'] if skip else []), '--out', str(chosen.out / f'report-{name}')])
 
 
 def _cropping(chosen: argparse.Namespace) -> Path:

@@ -301,6 +301,11 @@ class Correction:
         return self if self.refusal or not _is_crop(self._view) else fit
 
     @property
+    def corrects(self) -> bool:
+        """Whether a CameraInfo was heard by which images are brought to the view of the trained camera."""
+        return self._view is not None
+
+    @property
     def pitch(self) -> float:
         """Degrees by which the camera's pitch is corrected."""
         return self._view.pitch if self._view else 0.0

@@ -103,7 +103,7 @@ def _read_bag(path: Path, preset: Preset, config: Path | None) -> Recording:
         received = np.maximum.accumulate((logs - began) / NS)
         return Recording(path, np.stack([t.image for t in ticks]), (stamps - stamps[0]) / NS, received,
                          np.stack([t.executed for t in ticks]), np.array([t.episode for t in ticks]), drive.notes,
-                         preset.camera is not None and mapping.info_topic is not None, bool(refusal))
+                         drive.camera.corrects, bool(refusal))
 
 
 def _read_dataset(path: Path, preset: Preset) -> Recording:
