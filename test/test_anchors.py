@@ -14,6 +14,7 @@ from worldmodel_ros.engine.engine import Engine
 from worldmodel_ros.engine.futures import Moment
 from worldmodel_ros.engine.loading import load
 from worldmodel_ros.engine.network_calls import run
+from worldmodel_ros.kernels.pages import Precision
 from worldmodel_ros.model.checkpoint_description import ModelError
 from worldmodel_ros.model.presets import TINY
 from worldmodel_ros.model.rotary import poses_along
@@ -35,9 +36,9 @@ def at(x, y, degrees, lost=False):
     return Moment(Pages(lost), 0, None, (), None, pose=(x, y, np.deg2rad(degrees)))
 
 
-def engine(anchors, preset=KEYFRAMED, sessions=1):
+def engine(anchors, preset=KEYFRAMED, sessions=1, precision=Precision.FP32):
     model = small_model(0, preset) if preset.tile is None else tiled_model.decided(tiled_model.tiled_model(preset))
-    return Engine(TorchBackend(model), Path('.'), sessions, anchors=anchors)
+    return Engine(TorchBackend(model, precision=precision), Path('.'), sessions, anchors=anchors)
 
 
 def observed(made, actions, seed=0):
@@ -141,6 +142,20 @@ def test_however_long_a_rollout_is_it_is_never_far_from_what_was_observed_and_ho
         pages.append(sum(pool.allocator.usage().used for pool in made.memory.pools))
     assert longest < 96 * 0.6  # of 96 frames
     assert max(pages[12:]) <= max(pages[:12])
+
+
+@pytest.mark.parametrize('precision', [Precision.FP8, Precision.FP4])
+@pytest.mark.parametrize('frames', [1, 2], ids=['slabs of one frame', 'slabs of two'])
+def test_each_pool_has_room_for_what_all_anchors_keep_in_it_and_a_long_branch(precision, frames):
+    preset = replace(KEYFRAMED, tile=(frames, *KEYFRAMED.tile[1:]), window_frames=16)
+    plain, made = (engine(anchors, preset, precision=precision) for anchors in (0, 8))
+    session = observed(made, [(0.3, 1.0)] * (preset.window_frames + 10 * frames))
+    anchors = session.moment().anchors
+    for _ in session.what_if(np.array([(0.1, -1.0)] * 48, np.float32)):
+        pass
+    assert len(anchors) == 8 and not any(anchor.cache.lost for anchor in anchors)
+    more = [pool.allocator.pages - without.allocator.pages for pool, without in zip(made.memory.pools, plain.memory.pools)]
+    assert 0 < more[0] < more[-1]  # an anchor keeps less of the pool for the newest slabs than of the one for older ones
 
 
 def test_one_call_imagines_what_several_do():

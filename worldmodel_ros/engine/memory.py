@@ -36,7 +36,8 @@ class Memory:
     or a third for those older than a quarter of the window, in fewer bits still.
 
     Every session is guaranteed its window and the slab that a tick is about to add. The pools have further pages per
-    session for a what-if question: those of its window that the session drops meanwhile, and a window of the branch's own.
+    session for a what-if question: those of its window that the session drops meanwhile, and a window of the branch's own;
+    and for each anchor, in every pool, those that it keeps there.
     """
 
     def __init__(self, preset: VideoPreset, storage: Callable[[TileLayout, int], Storage], sessions: int,
@@ -45,7 +46,7 @@ class Memory:
                  before_writing: Callable[[], None] = lambda: None, anchors: int = 0):
         """``storage`` makes a storage for a layout and a number of pages, ``older`` that of complete slabs, ``distant`` that
         of slabs older than a quarter of the window. ``before_writing``: see ``Backend``. ``anchors``: of a session, which have
-        room for a window each; keyframes they mostly share."""
+        room for a window each, and in the other pools for what they keep there; keyframes they mostly share."""
         self.layout = page_layout(preset)
         self.before_writing = before_writing
         self._preset, self._frames = preset, preset.window_frames
@@ -54,13 +55,14 @@ class Memory:
         slabs = [(self._slabs + preset.staying_slabs + 1, (2 + anchors) * self._slabs + preset.keyframe_slabs + chunk)]
         if older is not None:
             recent = NOT_YET_OLDER + preset.sink_slabs + 1
-            slabs.insert(0, (recent, recent + chunk))
+            newest = COMPLETE_IS_OLDER.ages[0] // self.layout.frames + 1  # of an anchor, which is between two slabs
+            slabs.insert(0, (recent, recent + chunk + anchors * newest))
         self._tiers = COMPLETE_IS_OLDER
         if distant is not None:
             near = TierPolicy.by_window(preset.window_frames).ages
             self._tiers = TierPolicy(COMPLETE_IS_OLDER.ages + near)
             held = slabs_of(near[0], self.layout) + NOT_YET_OLDER
-            slabs.insert(1, (held, held + chunk))
+            slabs.insert(1, (held, held + chunk + anchors * held))
         self._guaranteed = [guaranteed for guaranteed, _ in slabs]
         self.pools = [PagePool.of(name, make(self.layout, sessions * sum(each) * self.layout.tiles))
                       for name, make, each in zip(('pages', 'older', 'distant'), (storage, older, distant), slabs)]
