@@ -19,6 +19,7 @@ from worldmodel_ros.bags.drive import Tick, read_drive
 from worldmodel_ros.bags.guess import find_mapping
 from worldmodel_ros.bags.source import open_bag
 from worldmodel_ros.control.ladder import Tier
+from worldmodel_ros.control.localisation import Localiser
 from worldmodel_ros.engine import load
 from worldmodel_ros.engine.forecast.loading import FORECASTS, load_forecast
 from worldmodel_ros.engine.loading import WEIGHTS
@@ -252,6 +253,21 @@ def forecast_along(bag):
         for _ in replay.watch(read_drive(opened, find_mapping(opened, spec), spec)):
             pass
     return replay.numbers()
+
+
+def test_a_forecast_begins_a_task_for_each_goal_and_not_for_each_image(monkeypatch, tmp_path):
+    begun, start_at, drive = [], Localiser.start_at, simulated_drive(3.5)
+    monkeypatch.setattr(Localiser, 'start_at', lambda self, pose: (begun.append(pose), start_at(self, pose)))
+
+    def error(name, goals):
+        begun.clear()
+        found = forecast_along(write_bag(tmp_path / name, replace(drive, goals=goals), encoding='png'))
+        return found['places']['standing']['0.8 s']['error_m']
+    plain, told = error('without', ()), error('with', drive.goals)
+    assert len(begun) == len(drive.goals) == 1
+    assert told == pytest.approx(plain, abs=0.005)  # what is decided does not change what was seen
+    error('in episodes', (*drive.goals, (START + 2 * NS, ''), (START + 5 * NS // 2, drive.goals[0][1])))
+    assert len(begun) == 2
 
 
 @pytest.mark.parametrize('ticks, said', [(25, 'not at home'), (5, 'too short to tell whether the forecast is at home')])

@@ -17,7 +17,7 @@ import numpy as np
 
 from worldmodel_ros.control.pilot import Known, Pilot
 from worldmodel_ros.control.reactive_policy import Aim
-from worldmodel_ros.control.task import to_goal
+from worldmodel_ros.control.task import Task, to_goal
 from worldmodel_ros.inputs.ticks import NS
 from worldmodel_ros.model.checkpoint_description import ModelError
 from .metrics import agreement
@@ -32,7 +32,7 @@ DELAY = 0.03  # s, from an image to its command, that decisions assume
 _TOLERANCE = 0.5  # of a step period, by which an image may be off from the time that was forecast
 _VIEW = np.radians(40.0)  # to either side, within which a thing is sure to be in the image
 _NEAR = 0.4  # m: nearer things are cut off by the image's edge
-_STRANGE = 0.2  # m, by which standing things seem to move in 0.8 s out of distribution: 0.04 m in distribution
+_STRANGE = 0.2  # m, by which standing things seem to move in 0.8 s out of distribution: 0.02 m in distribution
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ class ForecastReplay:
         self._pilot, self._episode = Pilot(self._forecasts.open()), -1
         self._past: deque[_Moment] = deque(maxlen=max(AHEAD) + 1)
         self._stamp: int | None = None
+        self._task = Task()
         self._ticks = self._measured = self._things = 0
         self._seen: Counter[str] = Counter()
         self._errors: dict[tuple[str, int], list[tuple[float, float]]] = {}
@@ -70,6 +71,7 @@ class ForecastReplay:
         if tick.episode != self._episode:
             self._pilot, self._episode, self._stamp = Pilot(self._forecasts.open()), tick.episode, None
             self._past.clear()
+            self._task = Task()
         pilot = self._pilot
         since = self._spec.step_period if self._stamp is None else (tick.stamp_ns - self._stamp) / NS
         if tick.wheels is not None:
@@ -91,9 +93,11 @@ class ForecastReplay:
 
     def _decide(self, tick: Tick) -> None:
         """Decide what would have been commanded for the recorded goal."""
-        if not tick.goal or tick.recorded is None:
+        if tick.goal != self._task.name:  # the same terms for the same goal: to a pilot, others are a new task
+            self._task = to_goal(tick.goal)
+        terms = self._task.terms
+        if not terms or tick.recorded is None:
             return
-        terms = to_goal(tick.goal).terms
         if Aim.of(terms).target not in self._pilot.known.view(np.zeros(1)).things:
             return
         decision = self._pilot.decide(terms, [(DELAY, tick.executed)], tick.executed)
