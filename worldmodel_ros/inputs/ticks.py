@@ -73,10 +73,10 @@ class FramePacer:
     Selects online the images nearest to a grid of the model's steps.
 
     The spacing of the last images predicts whether the next one will be nearer. An image is taken sooner if at the next
-    one more than GAP steps would have passed since the last tick. So all images of a camera of up to 13 Hz are taken:
+    one more than ``gap`` steps would have passed since the last tick. So all images of a camera of up to 13 Hz are taken:
     the steps of 12 Hz are then 17 % short, each of them. With every sixth image left out they would be right on
     average, but each would be wrong (17 % short or 67 % long), and the gate would stop the robot at the long ones.
-    ``misfit`` reports either.
+    ``misfit`` reports either. Where nothing is commanded, a larger ``gap`` keeps the model's time at more rates.
 
     A jump of the stamps by more than ``time_jump`` s, either way, begins a new episode: what the model has seen is then
     not the past of what it sees (a bag that starts over, a simulation that was reset, a camera that was disconnected).
@@ -85,9 +85,9 @@ class FramePacer:
     of two images, never long, since the gate stops the robot at long ones.
     """
 
-    def __init__(self, step_period: float) -> None:
-        """``step_period``: of the model [s]."""
-        self._period = round(step_period * NS)
+    def __init__(self, step_period: float, gap: float = GAP) -> None:
+        """``step_period``: of the model [s]. ``gap``: step periods that may pass between two ticks so that one is nearer."""
+        self._period, self._gap = round(step_period * NS), gap
         self._wanted = self._moved = 0  # ns, by which ticks have yet to come earlier, and already do
         self._early = 0   # ns, by which the next tick may come earlier than others
         self._calm = 0    # ticks until it may again
@@ -115,7 +115,7 @@ class FramePacer:
             return Pace.BETWEEN
         spacing = self._spacing(stamp)
         is_nearest = 2 * (stamp - self._due) >= -spacing
-        return Pace.TICK if is_nearest or stamp + spacing - self._tick > GAP * self._period else Pace.BETWEEN
+        return Pace.TICK if is_nearest or stamp + spacing - self._tick > self._gap * self._period else Pace.BETWEEN
 
     def take(self, stamp: int, pace: Pace) -> None:
         """Record an image that was judged so and could be used: the grid continues from it."""
@@ -260,11 +260,11 @@ class Frames:
     that size, may be changed.
     """
 
-    def __init__(self, step_period: float, size: tuple[int, int]) -> None:
-        """``step_period`` [s] and ``size`` are those of the model."""
+    def __init__(self, step_period: float, size: tuple[int, int], gap: float = GAP) -> None:
+        """``step_period`` [s] and ``size`` are those of the model; ``gap`` is as of ``FramePacer``."""
         self.size = size
         self.view: images.Fit = images.fit
-        self._pacer, self._frozen = FramePacer(step_period), FrozenCamera()
+        self._pacer, self._frozen = FramePacer(step_period, gap), FrozenCamera()
 
     @property
     def frozen(self) -> bool:

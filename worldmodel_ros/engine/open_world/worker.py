@@ -23,9 +23,10 @@ from .world import FPS, OpenWorld
 
 _LONGEST = 240  # images of a branch, 15 s
 _PATIENCE = 60.0  # s for a session to be written or read, at least: a chunk in progress may take seconds
-_EARLY, _LATE = 0.75, 2.5  # periods after the previous image: an earlier one is skipped, a later one begins a new session
+_LATE = 2.5  # periods after the previous image: a later one begins a new session
 _BEHIND = 3  # chunks of waiting images from which the newest begins a new session, as this machine cannot keep up
 PERIOD = 1.0 / FPS
+GAP = 2.0  # periods between two images that a FramePacer may leave: nothing is commanded, so keeping time comes first
 
 
 @dataclass(frozen=True)
@@ -114,8 +115,8 @@ class WorldWorker:
         self._forget()
 
     def submit(self, seen: Seen) -> None:
-        """Take an image. With ``observes``, images should come every ``PERIOD`` s; some of those that come faster are skipped,
-        and a gap or another episode begins a new session."""
+        """Take an image. With ``observes``, images must come every ``PERIOD`` s on average, as a FramePacer selects them; a gap
+        or another episode begins a new session."""
         with self._wake:
             self._newest = seen
             if self._observes:
@@ -226,11 +227,9 @@ class WorldWorker:
         self._root = seen
 
     def _queue(self, seen: Seen) -> None:
-        """Add an image to the observed video if it is the next one."""
+        """Add an image to the observed video, or begin another one with it."""
         before = self._last
         passed = math.inf if before is None or seen.episode != before.episode else (seen.stamp - before.stamp) * 1e-9
-        if 0.0 <= passed < _EARLY * PERIOD:
-            return
         behind = len(self._waiting) >= _BEHIND * self._world.frame_images * self._world.preset.chunk_frames
         if behind or not 0.0 <= passed <= _LATE * PERIOD:
             self._waiting.clear()

@@ -23,7 +23,7 @@ from worldmodel_ros.control.responder import Answer, Observation
 from worldmodel_ros.control.task import Task, TaskError
 from worldmodel_ros.inputs.images import ImageError
 from worldmodel_ros.inputs.odometry import Reading, WheelReadings, yaw_of
-from worldmodel_ros.inputs.ticks import ExecutedActions, Frames, FrameSettings, Pace, is_usable
+from worldmodel_ros.inputs.ticks import GAP, ExecutedActions, Frames, FrameSettings, Pace, is_usable
 from worldmodel_ros.nodes.common.diagnostics import Refusals
 from worldmodel_ros.nodes.common.logs import at_most_every
 from worldmodel_ros.nodes.common.messages import NS, nanoseconds
@@ -76,12 +76,13 @@ class Intake:
     """
     Turns the images of one activation into observations, with the current ``goal`` and ``task``; ``frames`` selects the ticks.
 
-    ``settings``, ``goal`` and ``task`` may be changed at any time; ``ros_now`` returns ROS time [ns].
+    ``settings``, ``goal`` and ``task`` may be changed at any time; ``ros_now`` returns ROS time [ns]; ``gap`` is as of
+    ``FramePacer``.
     """
 
     def __init__(self, spec: Any, settings: IntakeSettings, executed: ExecutedActions,
                  ros_now: Callable[[], int], refusals: Refusals, advice: 'LargeImageAdvice',
-                 logger: RcutilsLogger) -> None:
+                 logger: RcutilsLogger, gap: float = GAP) -> None:
         self.goal = ''
         self.task = Task()
         self.camera_frame = ''
@@ -91,7 +92,7 @@ class Intake:
         self._sequence = 0
         self.settings, self._executed, self._ros_now = settings, executed, ros_now
         self._refusals, self._advice, self._logger = refusals, advice, logger
-        self.frames = Frames(spec.step_period, spec.image_size)
+        self.frames = Frames(spec.step_period, spec.image_size, gap)
         self._starts_over = False
         self._begin_episode()
 

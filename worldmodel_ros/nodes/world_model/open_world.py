@@ -131,11 +131,11 @@ class WorldActivation:
 
     def __init__(self, node: LifecycleNode, parts: World, world: Any, settings: Mapping[str, Any], executed: ExecutedTopic,
                  advice: LargeImageAdvice, refusals: Refusals) -> None:
-        from worldmodel_ros.engine.open_world.worker import WorldWorker  # lazily: torch is heavy
+        from worldmodel_ros.engine.open_world.worker import GAP, WorldWorker  # lazily: torch is heavy
         self._node, self._parts, self._world, self._settings = node, parts, world, settings
         self.executed, self._refusals = executed, refusals
         self.intake = Intake(world.spec, IntakeSettings.of(settings), executed.actions,
-                             lambda: node.get_clock().now().nanoseconds, refusals, advice, node.get_logger())
+                             lambda: node.get_clock().now().nanoseconds, refusals, advice, node.get_logger(), GAP)
         self.worker = WorldWorker(world, self.predicted, self.failed, settings['world_observes'], settings['world_chunks'],
                                   settings['world_deadline_s'])
         self._mounted()
