@@ -154,15 +154,15 @@ class WorldWorker:
             raise SessionFileError('each image begins a session of its own here: set world_observes to go on from a session')
 
         def adopt() -> None:
-            root = self._root or self._newest
-            if root is None:
+            if self._newest is None:
                 raise SessionFileError('no image has been seen yet, so the camera is not known')
             self._forget()  # first, as a world has pages for one session
             self._session = folder.load(name, WorldSession.read(self._world))
-            self._session.rebase(root.base @ self._optical)  # poses of two origins must not be mixed
-            self._root = root
-            with self._wake:
+            with self._wake:  # images kept coming while the file was read: what follows is the next one
+                self._root = self._newest
                 self._waiting.clear()
+                self._begins = False
+            self._session.rebase(self._root.base @ self._optical)  # poses of two origins must not be mixed
         start = time.monotonic()
         wait(self._do(adopt), max(patience, _PATIENCE))
         return f'in {time.monotonic() - start:.2f} s'
