@@ -175,6 +175,23 @@ def test_plans_are_held_against_what_was_done_for_every_goal_and_for_the_one_tha
     assert policy(columns_of([window(0, actions=[])])) == {'windows': 0}
 
 
+def parked_then_driven(parked=300):
+    """30 s in which a robot waits for its goal, and 10 s in which it turns about as planned, but for 0.7 rad/s."""
+    return columns_of([*[window(k, executed=[0.0, 0.0], actions=[[0.0, 0.0]]) for k in range(parked)], *[
+        window(parked + k, goal='red', executed=[0.3, turn], actions=[[0.3, turn]],
+               plans={goal: [0.3, turn + (0.7 if k % 2 else -0.7)] for goal in TINY.goals})
+        for k, turn in enumerate(1.2 * np.sin(np.arange(100) / 8))]])
+
+
+def test_plans_for_the_goal_that_was_set_are_compared_with_a_constant_command_over_the_same_windows():
+    columns = parked_then_driven()
+    found = policy(columns)
+    known, driven = found['known_goal'], policy(parked_then_driven(parked=0))
+    assert (found['windows'], known['windows']) == (400, 100)
+    assert (known['hold'], known['mean']) == (driven['hold'], driven['mean'])
+    assert found['mean']['relative_rmse'] < known['relative_rmse'] < known['mean']['relative_rmse']
+
+
 def test_branches_are_judged_only_where_the_real_action_tells_them_apart():
     clear = {'forward': 0.05, 'left': 0.4, 'right': 0.4, 'stop': 0.3, 'backward': 0.6}
     undecided = {**clear, 'stop': 0.06}

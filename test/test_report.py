@@ -10,7 +10,7 @@ import pytest
 from bags import frozen, gap, simulated_drive
 from browser import browser
 from evaluations import PROVENANCE, engine, evaluated
-from test_evaluate_metrics import columns_of, window
+from test_evaluate_metrics import columns_of, parked_then_driven, window
 
 from worldmodel_ros.evaluate.drive.compare import compare
 from worldmodel_ros.evaluate.drive.pictures import psnr
@@ -186,6 +186,13 @@ def test_a_drive_with_nothing_to_judge_has_a_page_too(hall):
     Balance(page_of(empty))
     still = replace(hall, columns=columns_of([window(k, moving=[False] * 4) for k in range(20)]))
     assert 'hardly moves' in page_of(still)
+
+
+def test_plans_are_judged_by_a_constant_command_where_a_goal_was_set_and_both_counts_are_told(kitchen, hall):
+    waits = replace(hall, columns=parked_then_driven())
+    assert not any('constant command' in remark for remark in judge(waits).remarks)
+    assert '400 windows, of which 100 have a goal.' in page_of(waits)
+    assert page_of(waits).count('where a goal is set') == 2 and 'where a goal is set' not in page_of(kitchen)
 
 
 def test_the_page_of_a_long_drive_is_not_a_long_page(hall):

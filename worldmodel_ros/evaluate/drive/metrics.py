@@ -51,8 +51,9 @@ def reconstruction(columns: Columns) -> dict:
 def policy(columns: Columns) -> dict:
     """Compare the first command of the plans, and baselines, with what was executed in the step after.
 
-    ``known_goal``: for the plan for the bag's goal, if it has one. ``best_goal``: the goal whose plans are nearest to the
-    recording as a whole, which flatters a model that was given no goal. ``hold``: the action of the step before.
+    ``known_goal``: for the plan for the bag's goal, if it has one, with the baselines over the same windows. ``best_goal``: the
+    goal whose plans are nearest to the recording as a whole, which flatters a model that was given no goal. ``hold``: the
+    action of the step before. ``mean``: the mean action of the windows.
     """
     spec, after, plans = columns.spec, columns['after'], columns['plans']
     there = np.isfinite(after).all(1)
@@ -60,14 +61,19 @@ def policy(columns: Columns) -> dict:
         return {'windows': 0}
     goals = {goal: agreement(plans[there, i], after[there], spec) for i, goal in enumerate(spec.goals)}
     best = min(goals, key=lambda goal: goals[goal]['relative_rmse'])
-    result = {'windows': int(there.sum()), 'goals': goals, 'best_goal': best,
-              'hold': agreement(columns['before'][there], after[there], spec),
-              'mean': agreement(np.broadcast_to(after[there].mean(0), after[there].shape), after[there], spec)}
+    result = {'windows': int(there.sum()), 'goals': goals, 'best_goal': best, **_baselines(columns, there)}
     told = there & (columns['goal'] >= 0)
     if told.any():
         chosen = plans[np.flatnonzero(told), columns['goal'][told]]
-        result['known_goal'] = {'windows': int(told.sum()), **agreement(chosen, after[told], spec)}
+        result['known_goal'] = {'windows': int(told.sum()), **agreement(chosen, after[told], spec), **_baselines(columns, told)}
     return result
+
+
+def _baselines(columns: Columns, windows: np.ndarray) -> dict:
+    """Return the agreement of baselines over some windows, bool (N,)."""
+    after = columns['after'][windows]
+    return {'hold': agreement(columns['before'][windows], after, columns.spec),
+            'mean': agreement(np.broadcast_to(after.mean(0), after.shape), after, columns.spec)}
 
 
 def chosen_plans(columns: Columns, policy: dict) -> np.ndarray:

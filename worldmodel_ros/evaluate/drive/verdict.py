@@ -95,7 +95,8 @@ def _policy(evaluation: Evaluation) -> tuple[bool, str]:
     if not policy['windows']:
         return False, ''
     plans = policy.get('known_goal') or policy['goals'][policy['best_goal']]
-    if plans['relative_rmse'] < policy['mean']['relative_rmse']:
+    constant = policy.get('known_goal', policy)['mean']  # over the same windows
+    if plans['relative_rmse'] < constant['relative_rmse']:
         return False, ''
     return True, ('The planned commands are no closer to the recorded ones than a constant command: the model would not '
                   'drive as this robot was driven.')

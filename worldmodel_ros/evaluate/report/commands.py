@@ -8,7 +8,7 @@ from .html import Run, escape, number, section, table
 from .plot import Plot, legend, over_time, padded
 
 UNITS = {'linear.x': 'm/s', 'angular.z': 'rad/s'}
-_ROWS = {'hold': 'action of the step before', 'mean': 'mean action of the recording'}
+_ROWS = {'hold': 'action of the step before', 'mean': 'mean action'}
 
 
 def commands(runs: list[Run]) -> str:
@@ -50,7 +50,12 @@ def _over_time(run: Run, goal: str) -> str:
 def _table(run: Run, named: bool) -> str:
     policy, names = run.evaluation.numbers['policy'], run.evaluation.spec.action_names
     best = policy['best_goal']
-    rows = [('goal as set', policy['known_goal'])] if 'known_goal' in policy else []
+    known, rows, counts = policy.get('known_goal'), [], f'{policy["windows"]} windows.'
+    if known:
+        rows = [('goal as set', known)]
+        counts = f'{policy["windows"]} windows, of which {known["windows"]} have a goal.'
+    if known and known['windows'] < policy['windows']:
+        rows += [(f'{text}, where a goal is set', known[key]) for key, text in _ROWS.items()]
     rows += [(f'goal {escape(goal)}' + (' <small>nearest</small>' if goal == best else ''), agreement)
              for goal, agreement in policy['goals'].items()]
     rows += [(text, policy[key]) for key, text in _ROWS.items()]
@@ -60,4 +65,4 @@ def _table(run: Run, named: bool) -> str:
         head += [f'{name} MAE <small>[{unit}]</small>', f'RMSE <small>[{unit}]</small>', 'correlation']
     cells = [[text, *(number(agreement[name][key], 3 if key != 'correlation' else 2)
                       for name in names for key in ('mae', 'rmse', 'correlation'))] for text, agreement in rows]
-    return table(head, cells, f'{policy["windows"]} windows.')
+    return table(head, cells, counts)
