@@ -1,12 +1,19 @@
 """The deadline replayed: the engine's own ladder, in virtual time, on frames as they came."""
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from small_model import SMALL
+from tiled_model import TILED, tiled_model
 
 from worldmodel_ros.control.ladder import Settings, Tier
+from worldmodel_ros.engine.backends.torch import TorchBackend
+from worldmodel_ros.engine.engine import Engine
+from worldmodel_ros.engine.session import Session
 from worldmodel_ros.evaluate.drive.deadline import Arrival, Budget
 from worldmodel_ros.evaluate.drive.deadline_replay import replay
-from worldmodel_ros.evaluate.drive.step_times import PARTS, MeasuredTimes, StepTimesError
+from worldmodel_ros.evaluate.drive.step_times import PARTS, MeasuredTimes, StepTimesError, measure
 from worldmodel_ros.evaluate.drive.virtual_time import VirtualClock
 from worldmodel_ros.model.presets import TINY
 
@@ -88,6 +95,22 @@ def test_time_that_is_set_back_and_an_empty_drive_are_no_obstacle():
 def test_the_budget_is_that_of_the_node_as_it_is_brought_up():
     budget = Budget.from_config()
     assert budget.deadline == 0.05 and budget.limit == pytest.approx(0.038)
+
+
+@pytest.mark.parametrize('preset, seen', [(SMALL, 1), (replace(TILED, keyframe_slabs=3), 8 + 6 + 1)], ids=['frames', 'tiles'])
+def test_passes_over_tiles_are_timed_once_a_session_has_all_that_it_keeps(preset, seen, monkeypatch):
+    engine, ticks = Engine(TorchBackend(tiled_model(preset)), Path('.'), 1), []
+    monkeypatch.setattr(engine, 'warm_up', lambda: None)
+    plan = Session.plan
+
+    def noted(session, goal):
+        ticks.append((session.frames_seen, len(session._cache.table)))
+        return plan(session, goal)
+    monkeypatch.setattr(Session, 'plan', noted)
+    assert len(measure(engine, 'test', 3).ticks) == 3
+    frames, slabs = zip(*ticks)
+    assert frames == (seen, seen + 1, seen + 2)
+    assert preset.tile is None or set(slabs) <= {8, 9}  # window, sink and keyframes, and the slab that is being filled
 
 
 def test_step_times_go_through_a_file(tmp_path):

@@ -59,14 +59,20 @@ class MeasuredTimes:
 
 def measure(engine: Engine, model: str, ticks: int = TICKS, progress: Callable[[float], None] | None = None
             ) -> MeasuredTimes:
-    """Time ticks of two steps on noise, paced at the model's rate: a processor that idles in between is slower."""
+    """Time ticks of two steps on noise, paced at the model's rate: a processor that idles in between is slower. With tiles,
+    passes take longer the more frames there are, so the session has seen as many as it keeps before."""
     from worldmodel_ros.machine import machine
     spec, session, rng = engine.spec, engine.open_session(), np.random.default_rng(0)
     engine.warm_up()
-    rows, due = [], time.perf_counter()
-    for tick in range(ticks):
+
+    def observe() -> None:
         frame = rng.integers(0, 256, (*spec.image_size, 3), dtype=np.uint8)
         session.observe(frame, np.zeros(spec.actions, np.float32))
+    for _ in range(spec.context_frames if spec.tile else 0):
+        observe()
+    rows, due = [], time.perf_counter()
+    for tick in range(ticks):
+        observe()
         plan = session.plan(spec.goals[0])
         start = time.perf_counter()
         future = session.imagine(plan, steps=2)
