@@ -29,6 +29,7 @@ class Ladder:
                       for rung in (Rung(count, True, smaller), *([Rung(count // 2, False, smaller)] if count > 1 else []))]
         self._times: dict[Rung, deque[float]] = {rung: deque(maxlen=_RECENT) for rung in self.rungs}
         self._passed_over = dict.fromkeys(self.rungs, 0)
+        self._ran: set[Rung] = set()
 
     def expected(self, rung: Rung) -> float:
         """Return the expected time of a chunk [s]: a high percentile of the measured ones, or an estimate from another number
@@ -52,7 +53,9 @@ class Ladder:
         return chosen, chunks * self.expected(chosen)
 
     def took(self, rung: Rung, seconds: float, chunks: int) -> None:
-        """Record how long chunks took."""
-        if chunks > 0 and math.isfinite(seconds):
+        """Record how long chunks took; not those that a rung took first, which include compilation and a graph's capture."""
+        if rung not in self._ran:
+            self._ran.add(rung)
+        elif chunks > 0 and math.isfinite(seconds):
             self._times[rung].append(seconds / chunks)
             self._passed_over[rung] = 0
