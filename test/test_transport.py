@@ -11,7 +11,9 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -37,6 +39,7 @@ EXAMPLES = [
     messages.Done(1, ''), messages.Status('{}'), messages.Goodbye(), messages.Note('{}'), messages.WorldHello('s', 1.0),
     messages.Walk(3, 'e', np.linspace(0, 1, 32).reshape(2, 4, 4), np.ones((2, 4)) / 3, 'n'), messages.Forget(4),
     messages.WorldWelcome(True, 'n', '{}'), messages.Walked(3, 9, 8, 0.1, 0.2, 0.3, True, 'session', 'no world')]
+OWN, OTHER = os.getuid(), os.getuid() + 1
 
 
 def same(one, other):
@@ -394,10 +397,19 @@ def test_the_default_socket_is_in_the_users_own_folder(monkeypatch, tmp_path):
         socket_path('/' + 'x' * 107)
 
 
-def test_a_folder_of_somebody_else_is_not_trusted(monkeypatch, tmp_path):
+def test_a_folder_that_is_a_link_is_not_trusted(tmp_path):
     (tmp_path / 'link').symlink_to(tmp_path)
     with pytest.raises(AddressError, match='not a folder of this user'):
         ListeningSocket(tmp_path / 'link' / 'engine.sock')
-    monkeypatch.setattr('os.getuid', lambda: os.geteuid() + 1)
-    with pytest.raises(AddressError, match='not a folder of this user'):
-        ListeningSocket(tmp_path / 'engine.sock')
+
+
+@pytest.mark.parametrize('owner, mode, refusal', [
+    (OWN, 0o700, ''), (OWN, 0o755, ''), (OWN, 0o1777, ''), (0, 0o1777, ''), (0, 0o755, ''),
+    (OTHER, 0o700, 'not a folder of this user'), (OTHER, 0o1777, 'not a folder of this user'),
+    (OWN, 0o777, 'other users may write'), (OWN, 0o770, 'other users may write'), (0, 0o777, 'other users may write')])
+def test_a_folder_in_which_others_could_replace_the_socket_is_not_trusted(monkeypatch, tmp_path, owner, mode, refusal):
+    def lstat(path, real=os.lstat):
+        return SimpleNamespace(st_uid=owner, st_mode=stat.S_IFDIR | mode) if path == tmp_path else real(path)
+    monkeypatch.setattr('os.lstat', lstat)
+    with pytest.raises(AddressError, match=refusal) if refusal else nullcontext():
+        ListeningSocket(tmp_path / 'engine.sock').close()

@@ -249,6 +249,8 @@ def _private_folder(folder: Path) -> None:
     """Make a missing folder, for this user alone; refuse one in which others could replace a socket."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     about = os.lstat(folder)
-    sticky_or_own = about.st_uid == os.getuid() or about.st_mode & stat.S_ISVTX
-    if not stat.S_ISDIR(about.st_mode) or not sticky_or_own:
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid not in (0, os.getuid()):
         raise AddressError(f'{folder} is not a folder of this user: give another --socket')
+    if about.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not about.st_mode & stat.S_ISVTX:
+        raise AddressError(f'other users may write to {folder}, and replace a socket there: give another --socket, or take '
+                           'that right away (chmod go-w)')
