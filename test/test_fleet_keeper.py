@@ -432,7 +432,8 @@ def test_however_a_move_ends_exactly_one_server_owns_the_session(served, monkeyp
     there.close()
 
 
-def test_a_session_that_a_third_server_owns_by_the_end_of_a_move_is_served_here_no_more(served, monkeypatch):
+@pytest.mark.parametrize('already', [False, True])  # by the time it is held: then nothing more can be stored
+def test_a_session_that_a_third_server_owns_by_the_end_of_a_move_is_served_here_no_more(served, monkeypatch, already):
     store = HostStore()
     here, there = keeper_of(served, store), keeper_of(served, store, '/there')
     robot, kept = opened(here, served)
@@ -447,8 +448,11 @@ def test_a_session_that_a_third_server_owns_by_the_end_of_a_move_is_served_here_
                     claim(store, 'robot', 3, '/elsewhere')
     monkeypatch.setattr('worldmodel_ros.serving.fleet.move.Peer', lambda address, files: Passed(there, 'answer'))
     moving = Moving()
-    move(here, kept, moving, '/there')
+    if already:
+        moving.hold = lambda patience: moving.did.append('hold') or claim(store, 'robot', 2, '/elsewhere')
+    moved = move(here, kept, moving, '/there')
     assert moving.did == ['hold', ('/there', 2)] and kept.fenced
+    assert (moved.stored == 0.0 and not moved.parts) == already
     here.end(kept)
     here.close()
     there.close()

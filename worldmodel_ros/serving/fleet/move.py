@@ -84,12 +84,13 @@ def move(keeper: Keeper, kept: Kept, robot: Moving, target: str) -> Moved:
         if peer:
             peer.close()
         raise MoveError(f'the server at {target} cannot take it: {error}') from error
-    held = time.perf_counter()
+    held = stored = time.perf_counter()
+    parts: dict[str, float] = {}  # where nothing could be stored, another server may have the session all the same
     generation = kept.generation + 1
     kept.moving = True  # no periodic checkpoint right before the last one
     try:
         robot.hold(2.0 * keeper.settings.patience)
-        held = time.perf_counter()
+        held = stored = time.perf_counter()
         keeper.checkpoint(kept, held=True)
         stored, parts = time.perf_counter(), dict(kept.parts)
         peer.ask(messages.TakeOver, TAKE_OVER, kept.name, generation)
