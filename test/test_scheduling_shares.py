@@ -1,6 +1,6 @@
 """Each robot's share of the device, on virtual time: who claims the earliest deadlines does not starve the others."""
 import pytest
-from virtual_device import MS, ROUTES, VirtualDevice, branch, table, tick
+from virtual_device import BRANCH, MS, ROUTES, VirtualDevice, branch, table, tick
 
 from worldmodel_ros.serving.scheduler import Request, Scheduler, Settings, Tier
 from worldmodel_ros.serving.scheduler.shares import ACTIVE, LONGEST, Shares
@@ -118,6 +118,22 @@ def test_questions_with_the_earliest_deadlines_leave_room_for_another_robots():
     assert done['second'] >= 28 and done['first'] > 40, done
 
 
+def test_a_cancelled_branch_gives_back_no_more_than_it_was_charged():
+    def of(account, name, budget=10.0, routes=None):
+        each = branch(name, budget=budget, routes=routes)
+        return Request(name, account, 0, each.kind, each.arrival, each.deadline, each.routes)
+
+    device = VirtualDevice(Scheduler(table()))
+    for k in range(100):  # 1.2 s
+        device.submit(of('greedy', f'{k}'))
+    device.submit(of('greedy', 'endless', routes={Tier.TWO_STEP: BRANCH[Tier.TWO_STEP] * 10_000}))
+    device.scheduler.cancel('endless', device.now)
+    device.submit(of('greedy', 'next'))
+    device.submit(of('other', 'later', budget=10.5))
+    done = list(device.play([]).completions)
+    assert done.index('later') < done.index('next')
+
+
 def test_a_budget_is_charged_filled_and_forgiven():
     shares = Shares(0.0, 0.5)
     assert shares.postponement('a', 0.0) == shares.postponement('b', 0.0) == 0.0
@@ -125,7 +141,7 @@ def test_a_budget_is_charged_filled_and_forgiven():
     assert shares.postponement('a', 0.0) == pytest.approx(0.2)  # each of two has half of the device
     assert shares.postponement('b', 0.1) == 0.0
     assert shares.postponement('a', 0.1) == pytest.approx(0.1)
-    shares.charge('a', 100.0, 0.1)
+    assert shares.charge('a', 100.0, 0.1) == pytest.approx(0.5 * LONGEST - 0.05)  # no more than is postponed at most
     assert shares.postponement('a', 0.1) == pytest.approx(LONGEST)
     assert shares.postponement('a', 0.1 + LONGEST / 2 + ACTIVE) == 0.0  # b has asked for nothing since
     for k in range(1000):

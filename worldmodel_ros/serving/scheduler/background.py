@@ -48,7 +48,7 @@ class Background:
         if job.request.kind is Kind.WHAT_IF:
             # Charged at once, so that the next branch is ordered behind it even while both wait.
             job.key += self._shares.postponement(job.account, now)
-            self._shares.charge(job.account, job.work, now)
+            job.charged = self._shares.charge(job.account, job.work, now)
         self.wait(job, now)
         if job.request.deadline < inf:
             heapq.heappush(self._deadlines, (job.request.deadline, job.order, job))
@@ -64,7 +64,7 @@ class Background:
         dequeue(self._queues, job)
         if job.request.kind is Kind.WHAT_IF and job.begun < len(job.route):
             left = sum(self._table.typical(unit.network, 1) for unit in job.route[job.begun:])
-            self._shares.charge(job.account, -left, now)
+            self._shares.charge(job.account, -min(left, job.charged), now)
 
     def answered(self, admitted: bool, now: float) -> None:
         """Note that a tick was admitted, or refused."""

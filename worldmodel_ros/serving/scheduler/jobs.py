@@ -21,10 +21,12 @@ class Job:
     name of the queue and the typical time of the units after it [s]; ``work`` is that of the whole route. ``follower``:
     the next tick of the session, which begins when this one has ended. ``headroom``: whether a better tier would have
     fitted with room to spare. ``postponed``: by how much its deadline is postponed for its robot's overused share [s].
+    ``charged``: device time that its robot's budget was charged with when it was submitted [s].
     """
 
     __slots__ = (
         'admission',
+        'charged',
         'flying',
         'follower',
         'headroom',
@@ -49,7 +51,7 @@ class Job:
         self.flying = False
         self.follower: Job | None = None
         self.headroom = False
-        self.postponed = 0.0
+        self.postponed = self.charged = 0.0
         self.admission: Admission | None = None
         self.outcome: Outcome | None = None
 

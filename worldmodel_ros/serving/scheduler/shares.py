@@ -42,12 +42,16 @@ class Shares:
         part = self._part(now)
         return max(0.0, self._settled(account, now, part).debt) / part
 
-    def charge(self, account: Hashable, seconds: float, now: float) -> None:
-        """Charge device time [s] to the budget of an account; negative: refund it."""
-        if account in self._accounts:
-            part = self._part(now)
-            owing = self._settled(account, now, part)
-            owing.debt = min(owing.debt + seconds, part * self._longest)
+    def charge(self, account: Hashable, seconds: float, now: float) -> float:
+        """Charge device time [s] to the budget of an account; negative: refund it. Return what was charged: the debt is
+        bounded, and no more than that may be refunded."""
+        if account not in self._accounts:
+            return 0.0
+        part = self._part(now)
+        owing = self._settled(account, now, part)
+        room = max(0.0, part * self._longest - owing.debt)
+        owing.debt = min(owing.debt + seconds, part * self._longest)
+        return min(seconds, room)
 
     def _part(self, now: float) -> float:
         """Return the bandwidth of each account, 0 to 1."""
