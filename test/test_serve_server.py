@@ -109,7 +109,8 @@ def test_questions_are_answered_branch_by_branch(served):
 
 
 @pytest.mark.parametrize('changes, refusal', [
-    ({'branches': ()}, 'no branch'), ({'due': float('nan')}, 'due is nan'), ({'denoising_steps': 3}, '3 denoising steps')])
+    ({'branches': ()}, 'no branch'), ({'due': float('nan')}, 'due is nan'), ({'due': float('inf')}, 'due is inf'),
+    ({'denoising_steps': 3}, '3 denoising steps')])
 def test_a_question_that_could_never_be_answered_is_refused_and_leaves_nothing_open(served, changes, refusal):
     link = open_link(served.path, '/robot', TINY)
     branch = messages.Branch('policy', 8, np.zeros((0, 0)))

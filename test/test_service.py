@@ -506,6 +506,21 @@ def test_a_question_that_the_networks_fail_on_is_refused_and_nobody_waits_for_ev
     assert rig.service._clients[session].state is State.READY
 
 
+def test_a_question_that_cannot_be_scheduled_leaves_its_session_as_it_was():
+    rig = Rig(pictures=False)
+    session, _ = rig.open()
+    rig.tick(session, 1)
+    rig.settle()
+    for cells in (rig.service.table._cells, rig.service.table._curves):
+        cells.pop(f'{SMALL.name}/decode', None)
+    promise = rig.service.ask(session, question(rig))
+    rig.run(0.1)
+    with pytest.raises(QuestionError, match='no time of network'):
+        promise.result(0)
+    client = rig.service._clients[session]
+    assert client.state is State.READY and client.questions == 0 and rig.service.stats()['waiting'] == 0
+
+
 def test_a_question_that_was_not_begun_is_refused_when_the_service_stops():
     rig = Rig()
     session, _ = rig.open()

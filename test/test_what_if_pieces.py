@@ -1,5 +1,4 @@
 """A question is counted before anything of it is made, and answered in pieces that a tick can come between."""
-import math
 from collections import Counter
 from types import SimpleNamespace
 
@@ -16,6 +15,7 @@ from worldmodel_ros.engine.what_if import Branch, Inquiry, Question, QuestionErr
 from worldmodel_ros.evaluate.quality.horizons import finish
 
 ALL = 32
+LATER = 1e9  # s
 MANY = tuple(Branch('policy', 6) for _ in range(ALL))
 
 
@@ -39,7 +39,7 @@ def test_every_piece_is_one_network_call_at_most_and_a_plan_is_made_once(engine,
         return run(network, batch)
     session = driven(engine)
     monkeypatch.setattr(engine.backend, 'run', noting)
-    inquiry = Inquiry(Question((Branch('left', 4, np.zeros((4, 2), np.float32)), *MANY), 'red', math.inf), session, 1)
+    inquiry = Inquiry(Question((Branch('left', 4, np.zeros((4, 2), np.float32)), *MANY), 'red', LATER), session, 1)
     assert not calls, 'it has begun to compute before its turn'
     counts = []
     while not inquiry.advance():
@@ -56,7 +56,7 @@ def test_every_piece_is_one_network_call_at_most_and_a_plan_is_made_once(engine,
 def test_a_plan_is_of_the_observation_that_was_asked_about_though_ticks_come_between(engine):
     asked, still = driven(engine), driven(engine)
     upcoming = iter(np.random.default_rng(7).integers(0, 256, (50, *SMALL.image_size, 3), dtype=np.uint8))
-    inquiry = Inquiry(Question(MANY[:1], 'red', math.inf), asked, 1)
+    inquiry = Inquiry(Question(MANY[:1], 'red', LATER), asked, 1)
     while not inquiry.advance():
         asked.observe(next(upcoming), np.zeros(2))
     (_, future), = inquiry.answer.branches
@@ -71,7 +71,7 @@ def test_32_plans_do_not_hold_up_a_tick():
     session = engine.open_session()
     session.observe(np.zeros((64, 64, 3), np.uint8), (0.0, 0.0))
     spare = BackgroundWork(engine, 0.1, SimpleNamespace(), clock)
-    promise = spare.ask(Question(MANY, 'red', math.inf))
+    promise = spare.ask(Question(MANY, 'red', LATER))
     longest = 0.0
     while not promise.done():
         start = clock()
@@ -104,7 +104,7 @@ def test_32_plans_do_not_hold_up_a_tick_of_the_shared_engine():
 @pytest.mark.parametrize('goal, match', [('', 'set goal'), ('purple', 'red, green, blue, yellow')])
 def test_a_plan_without_a_known_goal_is_refused_before_the_network_sees_it(goal, match, engine):
     with pytest.raises(QuestionError, match=match):
-        Inquiry(Question(MANY, goal, math.inf), driven(engine), 1)
+        Inquiry(Question(MANY, goal, LATER), driven(engine), 1)
     rig = Rig(pictures=False)
     session, listener = rig.open()
     rig.tick(session, 0)

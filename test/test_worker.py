@@ -90,7 +90,7 @@ class Rig:
         return self.answers[-1][0]
 
 
-def question(rig, *names, steps=4, allowed=math.inf, goal='red', stamp=0):
+def question(rig, *names, steps=4, allowed=1e9, goal='red', stamp=0):
     branches = tuple(Branch(name, steps, None if name == 'policy' else np.zeros((steps, 2), np.float32))
                      for name in names)
     return rig.worker.ask(Question(branches, goal, rig.clock() + allowed, stamp))

@@ -65,8 +65,8 @@ class Question:
         """Raise QuestionError for a question that can never be answered."""
         if not self.branches:
             raise QuestionError('the question has no branch: ask for at least one')
-        if math.isnan(self.due):
-            raise QuestionError('due is nan: give a steady time in s')
+        if not math.isfinite(self.due):
+            raise QuestionError(f'due is {self.due}: give a steady time in s')
         if self.denoising_steps not in DENOISING_STEPS:
             raise QuestionError(f'{self.denoising_steps} denoising steps: models are trained for 1 or 2')
         if (self.keep or self.onward) and (len(self.branches) > 1 or self.branches[0].actions is None):

@@ -60,11 +60,7 @@ class Scheduler:
         A tick supersedes an older one of its session that has not been begun, and waits for one that has.
         """
         now = self._at(now)
-        if request.id in self._jobs:
-            raise ValueError(f'request {request.id!r} is open already: every request needs an id of its own')
-        for route in request.routes.values():
-            for unit in route:
-                self._table.curve(unit.network)
+        self.check(request)
         session = self._session(request.session)
         job = Job(request, session, self._number())
         if request.kind is Kind.TICK:
@@ -78,6 +74,14 @@ class Scheduler:
             job.admission = admission
             self._jobs[request.id] = session.jobs[request.id] = job
         return admission
+
+    def check(self, request: Request) -> None:
+        """Raise what ``submit`` would raise for a request."""
+        if request.id in self._jobs:
+            raise ValueError(f'request {request.id!r} is open already: every request needs an id of its own')
+        for route in request.routes.values():
+            for unit in route:
+                self._table.curve(unit.network)
 
     def next(self, now: float) -> Batch | None:
         """Begin the next batch; None if the device is busy, or nothing may begin now."""

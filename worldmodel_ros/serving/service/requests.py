@@ -72,7 +72,7 @@ class Requests:
             admission = Admission(Tier.NONE, reason=f'it is due in {(tick.due - now) * 1e3:.1f} ms, and at least '
                                                     f'{soonest * 1e3:g} ms must be left')
         elif tick.answer:
-            admission = self._submit(job, Kind.TICK, tick.due, self._routes, now)
+            admission = self._submit(job, self._request(job, Kind.TICK, tick.due, self._routes, now), now)
         if admission.admitted:  # otherwise its frame replaces a waiting one, and inherits its age
             self._supersede(client, 'frame', now)
         self._settle(now)  # it may have superseded another tick
@@ -108,11 +108,15 @@ class Requests:
                              wait)
 
     def question(self, client: Client, branches: Sequence[tuple[BranchJob, Route]], due: float, now: float) -> None:
-        """Submit the branches of a question; raises SessionError if the session's state does not allow questions."""
+        """Submit the branches of a question; raises SessionError if the session's state does not allow questions, and
+        ValueError for branches that cannot be scheduled."""
+        requests = [self._request(job, Kind.WHAT_IF, due, {Tier.TWO_STEP: route}, now) for job, route in branches]
+        for request in requests:  # before anything changes: a session that counts a question without branches never settles
+            self._scheduler.check(request)
         client.event(Event.ASK)
         client.questions += 1
-        for job, route in branches:
-            self._submit(job, Kind.WHAT_IF, due, {Tier.TWO_STEP: route}, now)
+        for (job, _), request in zip(branches, requests, strict=True):
+            self._submit(job, request, now)
 
     @property
     def waiting(self) -> int:
@@ -174,13 +178,14 @@ class Requests:
         deliveries, self._deliveries = self._deliveries, []
         return deliveries
 
-    def _submit(self, job: Job, kind: Kind, due: float, routes: Mapping[Tier, Route], now: float,
-                since: float | None = None) -> Admission:
-        number, sequence = next(self._numbers), job.tick.sequence if kind is Kind.TICK else 0
-        admission = self._scheduler.submit(Request(number, job.client.number, sequence, kind, now if since is None else since,
-                                                   due, routes, job.client.account), now)
+    def _request(self, job: Job, kind: Kind, due: float, routes: Mapping[Tier, Route], since: float) -> Request:
+        return Request(next(self._numbers), job.client.number, job.tick.sequence if kind is Kind.TICK else 0, kind, since, due,
+                       routes, job.client.account)
+
+    def _submit(self, job: Job, request: Request, now: float) -> Admission:
+        admission = self._scheduler.submit(request, now)
         if admission.admitted:
-            self._jobs[number] = job
+            self._jobs[request.id] = job
         return admission
 
     def _submit_idle(self, job: Job, route: Route, now: float, latest: str = '') -> None:
@@ -189,7 +194,7 @@ class Requests:
         waits = older in self._jobs
         if not waits or self._jobs[older].begun is not None:
             since = now
-        self._submit(job, Kind.IDLE, math.inf, {Tier.TWO_STEP: route}, now, since)
+        self._submit(job, self._request(job, Kind.IDLE, math.inf, {Tier.TWO_STEP: route}, since), now)
         if latest:
             job.client.latest[latest] = next(reversed(self._jobs)), since
         if waits:  # only now, so that the background queue is never empty in between
