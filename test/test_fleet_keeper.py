@@ -92,6 +92,17 @@ def test_a_session_that_ends_is_stored_and_goes_on_where_it_ended(served):
     keeper.close()
 
 
+def test_a_session_whose_robot_is_gone_is_neither_claimed_nor_read(served):
+    store = HostStore()
+    keeper = keeper_of(served, store)
+    robot, kept = opened(keeper, served)
+    robot.tick()
+    keeper.end(kept)
+    assert keeper.open(robot, 'robot', 'robot', lambda: False) is None
+    assert owner_of(store, 'robot') == (1, '/here') and served[0].stats()['sessions'] == 0
+    keeper.close()
+
+
 def test_it_is_stored_while_it_ticks_and_no_more_often_than_it_is_to_be(served):
     store = HostStore()
     keeper = keeper_of(served, store, period=1e6)

@@ -18,6 +18,7 @@ from worldmodel_ros.engine.what_if import Branch, Question, QuestionError
 from worldmodel_ros.model.presets import TINY
 from worldmodel_ros.serving.client import worker as client_worker
 from worldmodel_ros.serving.client.failover import TRIALS, FailoverWorker
+from worldmodel_ros.serving.client.link import STORE_TIMEOUT
 from worldmodel_ros.serving.client.worker import PATIENCE
 from worldmodel_ros.serving.server import server as server_module
 from worldmodel_ros.serving.server.server import Limits
@@ -265,6 +266,25 @@ def test_a_server_of_another_robot_is_not_used(path):
     with serving(path, FakeService(replace(TINY, step_period=0.2))), robot_at(path) as robot:
         wait_for(lambda: 'another robot: step_period' in robot.worker.degraded_reason)
         assert by(robot.tick()) == OWN
+
+
+def test_a_server_that_reads_the_session_from_a_slow_store_is_waited_for(path):
+    service = FakeService()
+    opened = service.open
+    service.open = lambda *arguments, **options: time.sleep(0.8) or opened(*arguments, **options)
+    with serving(path, service), robot_at(path) as robot:
+        wait_for(lambda: robot.said)
+        assert not robot.worker.degraded_reason and by(robot.tick()) == SERVER
+
+
+def test_a_robot_that_stops_does_not_wait_for_a_server_that_hangs(path, served):
+    served.hang()
+    with robot_at(path) as robot:
+        time.sleep(0.1)
+        start = time.monotonic()
+    assert time.monotonic() - start < 2.0 < STORE_TIMEOUT
+    wait_for(lambda: not robot.worker._remote._thread.is_alive())
+    assert not robot.said
 
 
 def test_a_larger_model_gets_larger_pictures_and_the_own_one_its_own(path):

@@ -283,6 +283,20 @@ def test_who_comes_back_twice_at_once_is_welcomed_over_the_newer_connection_and_
         each.close()
 
 
+def test_a_session_is_not_opened_for_a_robot_that_is_gone_by_then():
+    todo, opened = [], []
+    keeper = SimpleNamespace(submit=lambda call, *arguments: todo.append(lambda: call(*arguments)),
+                             open=lambda *what: opened.append(what))
+    one, other = map(Connection, socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+    robot = robot_module.Robot('robot', 1, one, FakeService(), None, None, None, keeper)
+    robot.open('session')
+    robot.close()
+    todo.pop()()
+    assert not opened and not todo
+    one.close()
+    other.close()
+
+
 def test_more_robots_than_there_are_sessions_are_told_so(served):
     links = [open_link(served.path, f'/robot{k}', TINY) for k in range(2)]
     with pytest.raises(Unavailable, match='2 sessions are open'):

@@ -20,6 +20,7 @@ from .network import server_address
 from .network import connect as connect_over_network
 
 HANDSHAKE_TIMEOUT = 0.5  # s
+STORE_TIMEOUT = 3.0      # s for a session that the server may have to read from its store
 _Answer = TypeVar('_Answer')
 _REDIRECTS = 4  # a fleet's front end tells where a session is, which may just have changed
 # What commands mean, and their timing: these must agree between the server's model and the robot's own.

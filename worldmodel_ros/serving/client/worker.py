@@ -23,7 +23,7 @@ from worldmodel_ros.serving.transport import messages
 from worldmodel_ros.serving.transport.address import AddressError
 from worldmodel_ros.serving.transport.codec import MessageError
 from worldmodel_ros.serving.transport.connection import ConnectionLost
-from .link import Link, Outdated, Unavailable, open_link
+from .link import STORE_TIMEOUT, Link, Outdated, Unavailable, open_link
 from .network import Endpoint, EndpointError, server_address
 from .requests import RemoteRequests, to_future
 
@@ -33,6 +33,7 @@ _POLL = 0.03        # s between two checks for overdue answers
 _LATE_IN_A_ROW = 3  # answers after which the server is too slow: as many as the last plan of 4 bridges
 _FILE_PATIENCE = 30.0  # s for the server to save or load a session
 _RETURN = 0.001     # s that an answer takes from the server to the node
+_STOP = 1.0         # s that ``stop`` waits for the thread: longer than it takes, unless a server that hangs is being connected
 _RETRY = (0.25, 2.0)  # s between attempts to connect, from the first to the later ones
 _OUTDATED = 5       # attempts in a row that find an older generation: the store is lost, or the server has none any more
 _UNSHOWN = 16       # answers whose images are still expected, at most
@@ -126,7 +127,7 @@ class RemoteWorker:
             if self._link:
                 self._link.connection.shutdown()
         if self._thread:
-            self._thread.join()
+            self._thread.join(_STOP)
 
     def offer(self, observation: Observation, trial: bool = False) -> bool:
         """
@@ -230,8 +231,11 @@ class RemoteWorker:
         pause, outdated = _RETRY[0], 0
         while not self._stopping.is_set():
             try:
-                link = open_link(self._path, self._robot, self._own, self._session, self._generation, files=self._files)
+                link = open_link(self._path, self._robot, self._own, self._session, self._generation, STORE_TIMEOUT,
+                                 files=self._files)
             except Exception as error:  # whatever a server sends, this thread must try again
+                if self._stopping.is_set():
+                    return  # ``stop`` may not have waited for this
                 known = isinstance(error, Unavailable)
                 self._path = self._home
                 outdated = outdated + 1 if isinstance(error, Outdated) else 0
@@ -241,6 +245,9 @@ class RemoteWorker:
                 self._stopping.wait(pause)
                 pause = min(2.0 * pause, _RETRY[1])
                 continue
+            if self._stopping.is_set():
+                link.connection.close()
+                return
             self._open(link)
             idle, outdated = False, 0
             try:
@@ -266,6 +273,7 @@ class RemoteWorker:
         """Continue at the server that has the session now, with the open ticks. Raises _Away."""
         try:
             path = server_address(moved.address, *self._files)
+            # Not with the store's patience: the session is open there, and what is sent meanwhile is answered too late.
             new = open_link(path, self._robot, self._own, self._session, moved.generation, files=self._files)
         except (Unavailable, AddressError, EndpointError) as error:
             raise _Away(f'{moved}, and cannot be reached there: {error}') from error

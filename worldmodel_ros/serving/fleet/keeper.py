@@ -123,14 +123,18 @@ class Keeper:
         """Have one of the keeper's threads call a function, which may wait."""
         return self._executor.submit(function, *arguments)
 
-    def open(self, listener: ServiceListener, account: Hashable, name: str) -> Kept:
+    def open(self, listener: ServiceListener, account: Hashable, name: str, wanted: Callable[[], bool] = lambda: True
+             ) -> Kept | None:
         """
-        Open the session of a robot: the one that was taken over for it, the one in the store, or a new one.
+        Open the session of a robot: the one that was taken over for it, the one in the store, or a new one. None if it is not
+        ``wanted`` any more by the time that no other call is opening it: then nothing was claimed.
 
         Waits. Raises ServiceFull, StoreError, and ValueError for an invalid name.
         """
         check_session(name)
         with self._alone(name):
+            if not wanted():
+                return None
             with self._lock:
                 parked = self._parked.pop(name, None)
             if parked:

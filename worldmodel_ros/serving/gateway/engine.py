@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from worldmodel_ros.model.presets import Preset
-from worldmodel_ros.serving.client.link import HANDSHAKE_TIMEOUT, Link, SentOn, Unavailable, open_link
+from worldmodel_ros.serving.client.link import HANDSHAKE_TIMEOUT, STORE_TIMEOUT, Link, SentOn, Unavailable, open_link
 from worldmodel_ros.serving.client.network import Endpoint, server_address
 from worldmodel_ros.serving.transport import messages, pictures
 from worldmodel_ros.serving.transport.codec import MessageError
@@ -20,7 +20,6 @@ from worldmodel_ros.serving.transport.connection import ConnectionLost
 
 _OVERDUE = 1.0     # s after its deadline that an answer is waited for; then the engine hangs
 _PATIENCE = 60.0   # s, the same for the answer to a question
-_STORE = 3.0       # s for a session to be read from a server's store, if it has one
 _NEWEST = 0        # stamp: branch from the newest observation
 
 Answer = messages.Planned | messages.Refused | messages.Failed
@@ -83,7 +82,7 @@ class EngineSession:
         ``mobile``: its robot can connect to another host. Raises EngineAway; SentOn if that robot must do so.
         """
         def opened() -> Link:  # may block for up to half a second, or longer to read from a store
-            return open_link(path, name, None, session, generation, _STORE if session else HANDSHAKE_TIMEOUT, linger,
+            return open_link(path, name, None, session, generation, STORE_TIMEOUT if session else HANDSHAKE_TIMEOUT, linger,
                              for_mobile=mobile)
         try:
             return cls(await asyncio.to_thread(opened))

@@ -288,11 +288,15 @@ class Robot:
         return self.pid, self.name
 
     def _open_kept(self, session: str) -> None:
+        if self.gone:
+            return  # it would cost the owner of the session a generation, and others a thread
         try:
-            kept = self._keeper.open(self, self._account, session)
+            kept = self._keeper.open(self, self._account, session, lambda: not self.gone)
         except (ServiceFull, StoreError, ValueError) as error:
             self._send(messages.Rejected(f'the session cannot be opened: {error}'))
             self._end(str(error))
+            return
+        if kept is None:
             return
         self._kept, self._number = kept, kept.number
         self._newest, self._note = kept.newest, kept.note
