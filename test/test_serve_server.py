@@ -8,7 +8,7 @@ import select
 import socket
 import threading
 import time
-from concurrent.futures import Future as Promise
+from concurrent.futures import Future as Promise, ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -240,7 +240,7 @@ def test_who_opens_sessions_too_often_is_refused_unless_a_server_has_sent_it_her
     opening = []
     served.server._hellos = TokenBuckets(0.01, 300.0)  # three, and none soon
     served.server._keeper = SimpleNamespace(expects=lambda session: session == 'moved', close=lambda: None,
-                                            submit=lambda work, session: opening.append(session))
+                                            submit=lambda work, session, room: opening.append(session))
 
     def says_hello(session):
         connection = Connection(connect(served.path, 1.0))
@@ -295,6 +295,54 @@ def test_a_session_is_not_opened_for_a_robot_that_is_gone_by_then():
     assert not opened and not todo
     one.close()
     other.close()
+
+
+class FakeKeeper:
+    """Sessions that take until ``stored`` to end."""
+
+    def __init__(self, service):
+        self.service, self.stored, self.settings = service, threading.Event(), SimpleNamespace(patience=PATIENCE)
+        self.executor = ThreadPoolExecutor(4)
+        self.submit = self.executor.submit
+
+    def expects(self, name):
+        return True
+
+    def open(self, robot, account, name, wanted):
+        return SimpleNamespace(name=name, number=self.service.open(robot), generation=1, frames=0, newest=0, note='')
+
+    def rest(self, kept):
+        pass
+
+    def end(self, kept):
+        assert self.stored.wait(PATIENCE)
+        self.service.close(kept.number)
+
+    def close(self):
+        self.stored.set()
+        self.executor.shutdown()
+
+
+def test_a_newcomer_gets_the_place_of_one_session_that_waits_even_if_that_is_stored_first(tmp_path):
+    def comes(name, patience=PATIENCE):
+        return open_link(running.path, name, TINY, name[1:], patience=patience, linger=60.0)
+
+    with serving(tmp_path / 'engine.sock', FakeService(sessions=3)) as running:
+        keeper = running.server._keeper = FakeKeeper(running.service)
+        for name in ('/one', '/two', '/three'):
+            comes(name).connection.close()
+        wait_for(lambda: len(running.server._parked) == 3)
+        for _ in range(2):  # it does not wait, and tries again
+            with pytest.raises(Unavailable, match='did not answer'):
+                comes('/new', 0.1)
+        wait_for(lambda: len(running.server._peers) == 0)
+        with ThreadPoolExecutor(2) as both:
+            links = [both.submit(comes, name) for name in ('/new', '/newer')]
+            wait_for(lambda: len(running.server._parked) == 1)
+            keeper.stored.set()
+            for link in links:
+                link.result().connection.close()
+        assert len(running.service.closed) == 2 and '/three' in [robot.name for robot, _ in running.server._parked.values()]
 
 
 def test_more_robots_than_there_are_sessions_are_told_so(served):

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import Executor, Future as Promise
+from concurrent.futures import Executor, Future as Promise, wait
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -73,14 +73,14 @@ class Robot:
         self._newest, self._note = 0, ''  # number of the newest tick, and the front end's newest note
         self._answer_to_newest: Any = None
 
-    def open(self, session: str) -> None:
+    def open(self, session: str, room: Promise | None = None) -> None:
         """
-        Open the robot's session and welcome it; asynchronously if a keeper has to look up ``session``. Raises ServiceFull,
-        ConnectionLost.
+        Open the robot's session and welcome it; asynchronously if a keeper has to look up ``session``, and only once ``room``
+        is done, if that comes soon. Raises ServiceFull, ConnectionLost.
         """
         self._session = session
         if self._keeper and session:
-            self._keeper.submit(self._contained(self._open_kept), session)
+            self._keeper.submit(self._contained(self._open_kept), session, room)
         else:
             self._number = self._service.open(self, account=self._account)
             self._welcome()
@@ -132,13 +132,14 @@ class Robot:
         else:
             self._attach(connection)
 
-    def close(self) -> None:
-        """Close the session; nothing more is sent."""
+    def close(self) -> Promise | None:
+        """Close the session; nothing more is sent. Return the promise of its end; None: it has ended."""
         self.gone = self.gone or 'closed'
         if self._kept:
-            self._keeper.submit(self._contained(self._keeper.end), self._kept)
-        elif self._number:
+            return self._keeper.submit(self._contained(self._keeper.end), self._kept)
+        if self._number:
             self._service.close(self._number)
+        return None
 
     def hold(self, patience: float) -> None:
         """See ``fleet.move.Moving``. Raises TimeoutError."""
@@ -287,7 +288,9 @@ class Robot:
     def _account(self) -> tuple[int, str]:
         return self.pid, self.name
 
-    def _open_kept(self, session: str) -> None:
+    def _open_kept(self, session: str, room: Promise | None) -> None:
+        if room:
+            wait([room], self._keeper.settings.patience)
         if self.gone:
             return  # it would cost the owner of the session a generation, and others a thread
         try:

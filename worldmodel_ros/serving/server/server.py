@@ -7,7 +7,7 @@ import os
 import selectors
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future as Promise, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -81,6 +81,7 @@ class Server:
         self._hellos = TokenBuckets(_ATTEMPTS, _ATTEMPTS_SAVED)
         self._peers: dict[Connection, _Peer] = {}
         self._parked: dict[str, tuple[Robot, float]] = {}  # sessions waiting for their robots, and until when
+        self._ending: dict[Promise, Robot | None] = {}  # ends of sessions that are stored first, and who gets their places
         self._shows = ThreadPoolExecutor(1, 'pictures')
         self._files, self._folder = ThreadPoolExecutor(1, 'files'), folder
         self._begun = self._looked = time.monotonic()
@@ -198,19 +199,38 @@ class Server:
         else:
             peer.robot = robot = Robot(hello.robot, peer.pid, connection, self._service, self._shows, self._files,
                                        self._folder, self._keeper, linger)
-            self._make_room()
-            robot.open(hello.session)
+            robot.open(hello.session, self._make_room(robot))
         _log.info('%s (process %d) is connected', robot.name, peer.pid)
 
-    def _make_room(self) -> None:
-        """End the session that has waited longest for its robot, if there is no place for another one."""
-        if self._parked and self._service.full:
+    def _make_room(self, robot: Robot) -> Promise | None:
+        """
+        If there is no place for another session, give ``robot`` that of a session which ends: of one that is being stored, or
+        of the one that has waited longest for its own robot. Return the promise of its end; None: there is none to wait for.
+        """
+        if not self._service.full:
+            return None
+        room = self._free_end()
+        if room is None and self._parked:
             self._end_parked(min(self._parked, key=lambda session: self._parked[session][1]))
+            room = self._free_end()
+        if room:
+            self._ending[room] = robot
+        return room
+
+    def _free_end(self) -> Promise | None:
+        """Return the end of a session whose place no robot waits for that is still here."""
+        return next((end for end, taker in self._ending.items() if not end.done() and (taker is None or taker.gone)), None)
+
+    def _close(self, robot: Robot) -> None:
+        end = robot.close()
+        self._ending = {other: taker for other, taker in self._ending.items() if not other.done()}
+        if end:
+            self._ending[end] = None
 
     def _end_parked(self, session: str) -> None:
         robot, _ = self._parked.pop(session)
         _log.info('%s has not come back', robot.name)
-        robot.close()
+        self._close(robot)
 
     def _fleet(self, connection: Connection, message: messages.Move | messages.Prepare | messages.TakeOver) -> None:
         """Handle a request of another server or an operator, in another thread since it takes a while."""
@@ -314,5 +334,5 @@ class Server:
             if waits and robot.park():
                 self._parked[robot.session] = robot, time.monotonic() + robot.linger
             else:
-                robot.close()
+                self._close(robot)
         connection.close()
