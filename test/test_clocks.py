@@ -27,6 +27,14 @@ class Clocks:
         return self._read() + 1_000_000_000_000
 
 
+def test_how_long_ago_a_moment_was_is_told_by_the_time_since_boot():
+    before = clocks.Moment.from_dict(clocks.Moment.now().to_dict())
+    time.sleep(0.02)
+    assert before.boot and 0.02 <= before.ago() < 60.0
+    assert clocks.Moment(before.at - 1000.0, before.since_boot, before.boot).ago() < 60.0
+    assert clocks.Moment(before.at - 1000.0, before.since_boot, 'another').ago() > 900.0
+
+
 @pytest.mark.parametrize('pauses', [
     [], [0, 50_000_000], [0, 0, 50_000_000], [50_000_000], [0, 3_000_000, 3_000_000, 0, 0, 9_000_000]])
 def test_a_thread_that_waits_between_the_clocks_is_not_misled(monkeypatch, pauses):

@@ -10,6 +10,7 @@ import pytest
 from worldmodel_ros.cache.stores.files import FileStore
 from worldmodel_ros.cache.stores.host import HostStore
 from worldmodel_ros.cache.stores.protocol import AlreadyStored, StoreError
+from worldmodel_ros.clocks import Moment
 from worldmodel_ros.engine import load
 from worldmodel_ros.engine.session_store import Fenced, claim, manifests, owner_of
 from worldmodel_ros.serving.fleet.keeper import Keeper, KeeperSettings
@@ -138,6 +139,35 @@ def test_a_session_that_takes_too_long_or_is_too_old_begins_anew_and_is_not_read
     keeper.close()
     strict.close()
     store.close()
+
+
+@pytest.mark.parametrize('passes, set_by, boot, older, frames', [
+    (5.0, -86_400.0, 'this', False, 1), (5.0, 3600.0, 'this', False, 1), (310.0, 0.0, 'this', False, 0),
+    (290.0, 0.0, 'next', False, 1), (310.0, 0.0, 'next', False, 0), (0.0, -20.0, 'next', False, 1),
+    (0.0, -40.0, 'next', False, 0), (290.0, 0.0, 'this', True, 1), (310.0, 0.0, 'this', True, 0)])
+def test_a_session_goes_on_if_its_last_tick_is_not_long_ago_whatever_sets_the_clock(
+        served, monkeypatch, passes, set_by, boot, older, frames):
+    """``passes`` s go by, in part while the session is open; then the clock is set. ``older``: it was stored by a server that
+    wrote down the wall clock only."""
+    clocks = SimpleNamespace(at=1.7e9, since_boot=6000.0, boot='this')
+    monkeypatch.setattr(Moment, 'now', lambda: Moment(**vars(clocks)))
+    if older:
+        monkeypatch.setattr(Moment, 'to_dict', lambda moment: {'at': moment.at})
+    store = HostStore()
+    keeper = keeper_of(served, store)
+    robot, kept = opened(keeper, served)
+    robot.service = SimpleNamespace(tick=lambda number, tick: keeper.tick(kept, tick))
+    robot.tick()
+    keeper.end(kept)
+    kept = keeper.open(robot, 'robot', 'robot')
+    clocks.at, clocks.since_boot = clocks.at + passes, clocks.since_boot + passes
+    keeper.end(kept)  # it has not ticked since it was opened
+    clocks.at, clocks.boot = clocks.at + set_by, boot
+    clocks.since_boot = clocks.since_boot if boot == 'this' else 20.0
+    kept = keeper.open(robot, 'robot', 'robot')
+    assert (kept.frames, keeper.status().get('refused', 0)) == (frames, not frames)
+    keeper.end(kept)
+    keeper.close()
 
 
 def test_a_store_that_fails_costs_what_is_stored_and_nothing_else(served, caplog):

@@ -18,6 +18,7 @@ from worldmodel_ros.cache.pool import OutOfPages
 from worldmodel_ros.cache.stores.blob import Corrupt
 from worldmodel_ros.cache.stores.measured import MeasuredStore
 from worldmodel_ros.cache.stores.protocol import NotStored, SlabStore, StoreError
+from worldmodel_ros.clocks import Moment
 from worldmodel_ros.control.worker import uncancellable_future
 from worldmodel_ros.engine.engine import Engine
 from worldmodel_ros.engine.session_file import Capture
@@ -37,11 +38,12 @@ _STRIPES = 64  # locks that all names share
 _UNREACHABLE_S = 60.0  # s after which a session begins again if the store cannot be read; its robot has its own model meanwhile
 _HELD_SWITCH = 0.0001  # s for which the engine's thread keeps the GIL while a robot waits for its session to move
 _AT_ONCE = 2   # slabs on a device filled together with the adoption: a turn of their own would wait for another batch
-_OF_THE_KEEPER = ('at', 'newest', 'note')  # keys of a manifest's ``about``; the rest are Continuity's
+_AHEAD = 30.0  # s by which the clock of a session's former host may be ahead of this one's
+_OF_THE_KEEPER = ('at', 'since_boot', 'boot', 'newest', 'note')  # keys of a manifest's ``about``; the rest are Continuity's
 
 
 class TooSlow(StoreError):
-    """A session whose reading, by measurement, would take longer than allowed."""
+    """A session whose reading, by measurement, would take longer than allowed, or that has not ticked for too long."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,7 @@ class Kept:
     unread_since: float = math.inf    # steady time since which the store does not answer
     moving: bool = False              # its move stores it
     parts: dict[str, float] = field(default_factory=dict)  # s of its last checkpoint
+    ticked_at: Moment = field(default_factory=Moment.now)  # when its newest tick came, here or elsewhere
 
 
 class Keeper:
@@ -251,6 +254,7 @@ class Keeper:
 
     def tick(self, kept: Kept, tick: Tick) -> None:
         """Hand a tick to the service: at once, or when its session has pages. Raises as ``Service.tick``."""
+        kept.ticked_at = Moment.now()
         if self.residency:
             self.residency.tick(kept, tick)
         else:
@@ -296,8 +300,8 @@ class Keeper:
 
     def _checkpoint(self, kept: Kept, held: bool = False) -> Manifest:
         def begin(capture: Capture, continuity: Continuity) -> tuple[Checkpoint, Iterator[None], int, bool]:
-            checkpoint = kept.log.checkpoint(capture, {**continuity.to_dict(), 'at': time.time(), 'newest': kept.newest,
-                                                       'note': kept.note})
+            checkpoint = kept.log.checkpoint(capture, {**continuity.to_dict(), **kept.ticked_at.to_dict(),
+                                                       'newest': kept.newest, 'note': kept.note})
             pieces = checkpoint.pieces()
             # Mostly one slab is new. A turn of its own would come after another batch, such as the answer's images.
             more = checkpoint.on_host or not held or advance(pieces)
@@ -368,7 +372,10 @@ class Keeper:
 
     def _allow(self, manifest: Manifest) -> None:
         """Raise TooSlow if a session must not be read."""
-        gap = time.time() - float(manifest.about.get('at', 0.0))
+        gap = Moment.from_dict(manifest.about).ago()
+        if gap < -_AHEAD:
+            raise TooSlow(f'by the clock of this host its last tick comes only in {-gap:.0f} s: synchronise the clocks of '
+                          'the hosts')
         if gap > self.settings.longest_gap:
             raise TooSlow(f'it has not ticked for {gap:.0f} s, and at most {self.settings.longest_gap:g} are allowed')
         predicted = self.store.predicted(manifest.nbytes)
@@ -441,7 +448,8 @@ class Keeper:
             frames = int(stored.state['time'][0]) + 1
             log = self._log_of(manifest.session, generation, manifest)
             log.came_back(manifest, stored.uses)
-            return self._added(Kept(manifest.session, number, generation, log, frames, newest, note))
+            return self._added(Kept(manifest.session, number, generation, log, frames, newest, note,
+                                    ticked_at=Moment.from_dict(manifest.about)))
 
     def _fill(self, stored: StoredSession) -> None:
         """Fill a session's pages. On a device, the engine's thread allocates them in turns of a millisecond, and the device
