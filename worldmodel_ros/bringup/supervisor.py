@@ -117,7 +117,8 @@ class Supervisor:
     def stop(self) -> None:
         """Stop all nodes, in reverse order; those with a grace time of their own meanwhile, as no robot may wait for a disk."""
         processes = [*reversed(self.processes.values())]
-        slow = [threading.Thread(target=process.stop, args=(process.grace,)) for process in processes if process.grace]
+        slow = [threading.Thread(target=process.stop, args=(process.grace,), daemon=True)  # a second Ctrl-C waits for none
+                for process in processes if process.grace]
         for thread in slow:
             thread.start()
         for process in processes:
