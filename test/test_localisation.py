@@ -121,6 +121,15 @@ def test_another_frame_keeps_all_that_is_known(pose):
     np.testing.assert_allclose(two.pose[:2], expected, atol=1e-3)
 
 
+def test_another_frame_makes_nothing_known_that_was_not_seen():
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        localiser = Localiser([0, 1, 2, 3])
+        localiser.moved(np.zeros(3))
+        localiser.start_at(rng.uniform(-3.0, 3.0, 3))
+        assert localiser.things() == {} and localiser.walls() is None
+
+
 def test_a_robot_goes_as_far_as_it_can_while_images_are_missing():
     localiser = Localiser([0, 1, 2, 3])
     localiser.moved(np.zeros(3))

@@ -24,6 +24,7 @@ _V, _W = 8, 9
 _SPEED, _TURNING, _CURVE, _SCALE, _SLIP, _LEAD = range(10, 16)
 _DEVIATIONS = np.array((0.1, 0.1, 0.12, 0.02, 0.25, 0.1))  # of a base of which nothing has been learned yet
 _UNKNOWN = 1e4            # m2 or rad2, variance of what was not seen yet
+_KNOWN = 0.5 * _UNKNOWN   # a smaller one is of what was seen; a rotation rounds the other one a little
 QUARTER = math.pi / 2
 _CHANGES = 600.0          # s, in which a calibration may change by so much
 _SLIP_TIME = 1.0          # s, correlation time of the slip
@@ -89,15 +90,15 @@ class Localiser:
     def things(self) -> dict[int, np.ndarray]:
         """Return the places (2,) of the things that were seen, by slot."""
         return {slot: self._state[at:at + 2].copy() for slot, at in zip(self._slots, range(_THINGS, len(self._state), 2))
-                if self._covariance[at, at] < _UNKNOWN}
+                if self._covariance[at, at] < _KNOWN}
 
     def walls(self) -> tuple[float, np.ndarray] | None:
         """Return the direction of the first wall's normal, rad, and the offsets (4,) of it and of the walls at the next
         quarter turns, m, infinite for one not seen; None before any was seen."""
         variances = np.diag(self._covariance)
-        if variances[3] >= _UNKNOWN:
+        if variances[3] >= _KNOWN:
             return None
-        return float(self._state[3]), np.where(variances[4:8] < _UNKNOWN, self._state[4:8], np.inf)
+        return float(self._state[3]), np.where(variances[4:8] < _KNOWN, self._state[4:8], np.inf)
 
     def start_at(self, pose: np.ndarray) -> None:
         """Set the estimate to ``pose`` (3,) and move all that is known along with it."""
@@ -207,7 +208,7 @@ class Localiser:
 
     def _saw_walls(self, angle: float, distances: np.ndarray) -> None:
         state = self._state
-        if self._covariance[3, 3] >= _UNKNOWN:
+        if self._covariance[3, 3] >= _KNOWN:
             state[3] = state[2] + angle
         row = np.zeros(len(state))
         row[2], row[3] = -1.0, 1.0
@@ -222,7 +223,7 @@ class Localiser:
             x, y = state[:2]
             along = normal @ (x, y)
             across = -normal[1] * x + normal[0] * y
-            if self._covariance[4 + wall, 4 + wall] >= _UNKNOWN:
+            if self._covariance[4 + wall, 4 + wall] >= _KNOWN:
                 state[4 + wall] = distances[k] + along
             row = np.zeros(len(state))
             row[:2], row[3], row[4 + wall] = -normal, -across, 1.0
@@ -235,7 +236,7 @@ class Localiser:
             return
         state = self._state
         x, y, yaw = state[_POSE]
-        if self._covariance[at, at] >= _UNKNOWN or self._refused[slot] > _MOVED:
+        if self._covariance[at, at] >= _KNOWN or self._refused[slot] > _MOVED:
             state[at:at + 2] = x + away * math.cos(yaw + bearing), y + away * math.sin(yaw + bearing)
             self._covariance[at:at + 2] = self._covariance[:, at:at + 2] = 0.0
             self._covariance[at:at + 2, at:at + 2] = _UNKNOWN * np.eye(2)
