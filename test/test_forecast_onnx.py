@@ -2,6 +2,7 @@
 import os
 import shutil
 import time
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -111,10 +112,11 @@ def test_streams_of_several_threads_take_turns_on_a_device(folder, monkeypatch):
 def test_images_of_a_faster_and_larger_camera_reach_streams_as_they_were_trained(forecasts):
     fitted, small = forecasts['onnx'].fitted((128, 128), 0.1 / 3), forecasts['onnx']
     stream, alone = fitted.open(), [small.open() for _ in range(3)]
-    rng = np.random.default_rng(0)
+    rng, since = np.random.default_rng(0), deque(maxlen=3)
     for tick in range(3 * FRAMES):
         image, (executed, measured) = rng.integers(0, 256, (64, 64, 3), np.uint8), rng.uniform(-0.3, 0.5, (2, 2))
-        expected = alone[tick % 3].observe(image, executed, measured, 1)
+        since.append(measured)  # between the images of one stream
+        expected = alone[tick % 3].observe(image, executed, np.mean(since, 0), 1)
         for wanted, got in zip(expected, stream.observe(image.repeat(2, 0).repeat(2, 1), executed, measured, 1), strict=True):
             np.testing.assert_array_equal(got, wanted)
         np.testing.assert_array_equal(stream.features, alone[tick % 3].features)

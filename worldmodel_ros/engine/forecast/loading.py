@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -61,6 +62,7 @@ class FittedStream:
     def __init__(self, streams: Sequence[Stream], image_size: tuple[int, int]) -> None:
         """``image_size`` (H, W): what images are scaled to."""
         self._streams, self._size, self._turn = streams, image_size, 0
+        self._measured: deque[np.ndarray] = deque(maxlen=len(streams))
         self.times = streams[0].times
 
     @property
@@ -75,7 +77,9 @@ class FittedStream:
         self._turn = (self._turn + 1) % len(self._streams)
         if image.shape[:2] != self._size:
             image = cv2.resize(image, self._size[::-1], interpolation=cv2.INTER_AREA)
-        return stream.observe(image, executed, measured, passes)
+        self._measured.append(np.asarray(measured, float))
+        # Of the time since the stream's own frame before, in which the others had theirs.
+        return stream.observe(image, executed, np.mean(self._measured, 0), passes)
 
 
 class TorchStream:
