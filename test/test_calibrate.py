@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import cv2
 import numpy as np
@@ -27,7 +28,7 @@ from std_msgs.msg import Bool
 
 from worldmodel_ros import cli
 from worldmodel_ros.bags.problems import BagError
-from worldmodel_ros.calibrate import pattern
+from worldmodel_ros.calibrate import pattern, recording
 from worldmodel_ros.calibrate.recording import Signals, calibrate, read, with_time_out
 from worldmodel_ros.calibrate.response import CannotTell, fit
 from worldmodel_ros.clocks import wall_minus_steady
@@ -468,3 +469,12 @@ def test_nothing_drives_without_a_deadman_or_next_to_another_commander(robot, mo
     with pytest.raises(RuntimeError, match='end the gate'):
         drive(run_of())
     assert not base.heard
+
+
+def test_images_in_which_nothing_can_be_followed_do_not_count_as_a_robot_that_stands(monkeypatch):
+    shifts, fitted = iter([0.1, np.nan, 0.2, 0.3, 0.1, 0.2]), []
+    monkeypatch.setattr(recording.vision, 'shift', lambda before, after: next(shifts))
+    monkeypatch.setattr(recording, 'fit', lambda *values: fitted.append(values[3]))
+    images, times = tuple(np.zeros((7, 8, 8), np.uint8)), np.arange(7.0)
+    recording._by_images(SimpleNamespace(images=images, image_times=times, command_times=times, commands=np.zeros((7, 2))))
+    np.testing.assert_array_equal(fitted, [[0.1, np.nan, 0.2, 0.3, 0.1, 0.2]])

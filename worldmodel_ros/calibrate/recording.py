@@ -118,7 +118,7 @@ def _by_images(signals: Signals) -> Response:
     sound = np.isfinite(shifts)
     if sound.mean() < 0.8:
         raise CannotTell(f'in {1.0 - sound.mean():.0%} of the images nothing can be followed: record where there are corners')
-    return fit(signals.command_times, signals.commands[:, 1], signals.image_times, np.where(sound, shifts, 0.0), 'turn command')
+    return fit(signals.command_times, signals.commands[:, 1], signals.image_times, shifts, 'turn command')
 
 
 def _slip(signals: Signals) -> Estimate:
