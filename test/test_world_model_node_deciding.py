@@ -228,8 +228,10 @@ def test_the_wheels_are_heard_and_it_is_said_where_they_are_not(node):
     assert node.subject._deciding.odometry.frame == 'odom'  # it names none
     for ahead, words in ((-5_000_000_000, 's before ROS time'), (5_000_000_000, 's ahead of ROS time')):
         wait_for(lambda: words in node.report()[2]['odometry'] or (publish(ahead), node.film(0.1)), 'the wrong stamps')
-        answer = set_task(node, Term(kind=Term.REACH, place=[1.0, 0.0]))
-        assert not answer.success and words in answer.message and 'synchronise the clocks' in answer.message
+        region = Term(kind=Term.STAY_IN, region=[-1.0, 1.0, -1.0, 1.0])
+        for terms in ((Term(kind=Term.REACH, place=[1.0, 0.0]),), (Term(kind=Term.REACH, target='red'), region)):
+            answer = set_task(node, *terms)
+            assert not answer.success and words in answer.message and 'synchronise the clocks' in answer.message
 
 
 def test_without_a_forecast_tasks_are_refused_with_the_remedy():

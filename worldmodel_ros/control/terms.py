@@ -276,6 +276,11 @@ def has_places(terms: Sequence[Term]) -> bool:
     return any(map(_has_place, terms)) or bool(sights(terms))
 
 
+def needs_odometry(terms: Sequence[Term]) -> bool:
+    """Return whether terms are about places or regions of the odometry's frame, which a robot must measure its pose in."""
+    return has_places(terms) or any(isinstance(term, StayIn) for term in terms)
+
+
 def sights(terms: Sequence[Term]) -> dict[str, Sight]:
     """Return the sights of terms, by the names of their targets."""
     return {term.target: term.sight for term in terms if isinstance(term, Reach) and term.sight}

@@ -32,7 +32,7 @@ from worldmodel_ros.control.ladder import Counts, Tier, Verdict
 from worldmodel_ros.control.responder import Answer, Prediction, Responder
 from worldmodel_ros.control.sight import Sight
 from worldmodel_ros.control.task import Task, TaskError, in_words, to_goal, to_place, to_sight
-from worldmodel_ros.control.terms import Reach, has_places
+from worldmodel_ros.control.terms import Reach, needs_odometry
 from worldmodel_ros.control.worker import Worker
 from worldmodel_ros.engine.device_failure import end_if_lost
 from worldmodel_ros.engine.faults import Faults, FaultyBackend
@@ -339,8 +339,8 @@ class WorldModelNode(LifecycleNode):
             raise TaskError('tasks need a forecast of the scene: set the parameter forecast, and configure the node')
         if goal and (refusal := self._goal_refusal(goal)):
             raise TaskError(refusal)
-        if has_places(task.terms) and (reason := self._deciding.odometry.degraded_reason()):
-            raise TaskError(f'a place needs odometry, and {reason}')
+        if needs_odometry(task.terms) and (reason := self._deciding.odometry.degraded_reason()):
+            raise TaskError(f'a place or region needs odometry, and {reason}')
         # If the task is to reach a goal that the world model knows, its predictions report progress towards that goal.
         goal = next((term.target for term in task.terms
                      if isinstance(term, Reach) and term.target in self._engine.spec.goals), '')
