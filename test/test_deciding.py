@@ -50,6 +50,8 @@ def test_the_robot_plans_within_the_limits_of_the_gate_and_of_the_simulator():
 def test_a_base_that_brakes_gently_is_warned_as_far_ahead_as_it_needs_to_stop():
     assert deciding() == replace(DECIDING, veto=Veto(within=deciding().veto.within))
     assert deciding().veto.within == pytest.approx(DECIDING.veto.within) == 0.6  # the default base needs just that
+    assert deciding(replace(LIMITS, rate=(0.25, 6.0))).horizon == pytest.approx(2.6)  # as far as the veto looks
+    assert deciding(replace(LIMITS, rate=(0.001, 6.0))).horizon == DECIDING.far_horizon  # all that is forecast
     gentle = deciding(replace(LIMITS, rate=(0.4, 6.0)))
     assert gentle.veto.within == pytest.approx(0.2 + 0.6 / 0.4)
     moving = np.array([0.6, 0.0])
@@ -605,7 +607,60 @@ def test_a_target_that_is_not_seen_is_looked_for():
     rig = Rig()
     rig.places = {}
     rig.tick()
-    assert rig.decisions[0][0].choice.name == 'search' and rig.answers[-1][0].actions[0].tolist() == [0.0, 1.0]
+    assert rig.decisions[0][0].choice.name == 'search'
+    turning = [0.0, 1.0]  # from 0, by no more than the base can
+    assert rig.answers[-1][0].actions.tolist() == [pytest.approx([0.0, LIMITS.rate[1] * PERIOD]), turning, turning, turning]
+
+
+def test_a_search_keeps_the_limits_of_the_base_and_turns_as_far_as_at_full_speed():
+    for limits in (LIMITS, replace(LIMITS, low=(-0.1, -0.25), high=(0.2, 0.25))):
+        planner, previous, turned, spins = Deliberation(deciding(limits)), np.zeros(2), 0.0, True
+        for _ in range(400):
+            decision = planner.choose((Reach('red'),), view_of(planner, 0.03), [(0.03, previous)], previous)
+            assert decision.name == 'search'
+            steps = np.diff(np.vstack([previous, decision.commands]), axis=0)
+            assert (np.abs(steps) <= np.array(limits.rate) * PERIOD + 1e-9).all()
+            assert (np.abs(decision.commands) <= np.array(limits.high) + 1e-9).all()
+            previous = decision.command
+            spins &= planner._search._place is None
+            turned += previous[1] * PERIOD * spins
+        assert not spins and turned == pytest.approx(7.0, abs=0.1)
+
+
+def test_a_search_avoids_things_where_they_are_and_not_where_they_will_be():
+    def speed(leaves):
+        planner = Deliberation(deciding())
+        planner._search._ticks = round(planner._search.SPIN_S / PERIOD)  # it drives now
+        planner._search._place = np.array([2.0, 0.0])
+        view = view_of(planner, 0.03, mover=(0.40, 0.0, 0.0, 0.0))
+        if leaves:
+            view.things['mover'].path[2:] = 9.0
+        return planner.choose((Reach('red'),), view, [(0.03, np.zeros(2))], np.zeros(2)).commands[-1, 0]
+    assert speed(leaves=True) == speed(leaves=False) < 0.2
+
+
+def test_neither_a_search_nor_what_was_followed_goes_on_in_another_task():
+    rig = Rig()
+    rig.places = {}
+    for _ in range(80):
+        rig.tick()
+    assert rig.decisions[-1][0].choice.commands[-1].tolist() != [0.0, 1.0]  # it has turned, and drives elsewhere
+    rig.tick(task=to_goal('blue'))
+    rig.tick(task=to_goal('blue'))
+    assert rig.decisions[-1][0].choice.name == 'search' and rig.decisions[-1][0].choice.commands[-1].tolist() == [0.0, 1.0]
+    rig.places = {'red': (2.0, 0.5, 0.0, 0.0), 'green': (2.0, -0.5, 0.0, 0.0)}
+    for _ in range(4):
+        rig.tick(task=to_goal('red'))
+    assert 'followed' in rig.decisions[-1][0].choice.scores
+    rig.tick(task=to_goal('green'))
+    assert 'followed' not in rig.decisions[-1][0].choice.scores
+
+
+def test_a_chunk_longer_than_the_horizon_ends_with_its_last_command():
+    rig = Rig()
+    rig.engine.spec.chunk_frames = 40
+    plan = rig.worker._plan_of(SimpleNamespace(commands=np.arange(40.0).reshape(20, 2)))
+    assert plan.shape == (40, 2) and plan[0].tolist() == [0.0, 1.0] and plan[19:].tolist() == [[38.0, 39.0]] * 21
 
 
 def test_actions_are_scored_by_the_terms_from_the_frame_that_they_begin_at():

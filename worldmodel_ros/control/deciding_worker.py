@@ -317,7 +317,7 @@ class DecidingWorker(Worker):
         if choice is None:
             return np.zeros((spec.chunk_frames, len(spec.action_names)), np.float32)
         steps = (np.arange(spec.chunk_frames) * spec.step_period / PERIOD + 1e-6).astype(int)
-        return np.asarray(choice.commands[steps], np.float32)
+        return np.asarray(choice.commands[np.minimum(steps, len(choice.commands) - 1)], np.float32)
 
     def _fail(self, observation: Observation, error: Exception) -> None:
         super()._fail(observation, error)

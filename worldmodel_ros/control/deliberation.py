@@ -205,6 +205,7 @@ class Deliberation:
     def __init__(self, settings: Settings = Settings()) -> None:
         self.settings = settings
         self._last: Candidate | None = None
+        self._target = ''
         self._search = policy.Search()
 
     def times(self, delay: float, effort: Effort = Effort.ONE_ROUND) -> np.ndarray:
@@ -225,11 +226,11 @@ class Deliberation:
         """
         times = self.times(sum(seconds for seconds, _ in sent), effort)
         view = with_places(view, terms, len(times))
-        aim = policy.Aim.of(terms, view.things)
+        aim = self._aim(terms, view)
         pose, twist = under_way(view.pose, view.twist, sent)
         if aim.target not in view.things:
             self._last = None
-            return self._look_for_it(pose, view)
+            return self._look_for_it(pose, view, previous)
         self._search.found()
         over = self.settings.period / PERIOD
         followed = self._last and replace(self._last, name='followed', steps=max(0, self._last.steps - over))
@@ -273,26 +274,41 @@ class Deliberation:
         """Return what the policy does for ``steps`` periods without a forecast: everything stays where it is at the first time
         of ``view``, the present. Neither motion nor delay is compensated: one without the other is worse than none."""
         view = with_places(view, terms, 1)
-        aim = policy.Aim.of(terms, view.things)
+        aim = self._aim(terms, view)
         self._last = None
         if aim.target not in view.things:
-            return self._look_for_it(view.pose, view)
+            return self._look_for_it(view.pose, view, previous)
         self._search.found()
         still = {name: replace(thing, path=np.tile(thing.path[0], (steps + 2, 1))) for name, thing in view.things.items()}
         _, commands = imagine(aim, CANDIDATES[:1], View(view.pose, view.twist, still, view.walls), view.pose, view.twist,
                               previous, steps + 1, self.settings.limits)
         return Decision(commands[0, 0], CANDIDATES[0].name, {}, commands[0])
 
-    def _look_for_it(self, pose: np.ndarray, view: View) -> Decision:
-        places = np.array([thing.path[-1] for thing in view.things.values()]).reshape(-1, 2)
-        radii = np.array([thing.radius for thing in view.things.values()])
-        command = self._search.command(pose, places, radii, view.walls, self.settings.period)
-        return Decision(command, 'search', {}, np.tile(command, (self._steps(), 1)))
+    def _aim(self, terms: Sequence[Term], view: View) -> policy.Aim:
+        """Return what the policy drives to. Neither the search for another target nor what was followed for it goes on."""
+        aim = policy.Aim.of(terms, view.things)
+        if aim.target != self._target:
+            self._target, self._last = aim.target, None
+            self._search.found()
+        return aim
+
+    def _look_for_it(self, pose: np.ndarray, view: View, previous: np.ndarray) -> Decision:
+        things = [thing for thing in view.things.values() if thing.solid]
+        # Where they are when the command takes effect, not where they will be at the horizon: the robot drives now.
+        places = np.array([thing.path[min(1, len(thing.path) - 1)] for thing in things]).reshape(-1, 2)
+        radii = np.array([thing.radius for thing in things])
+        command = self._search.command(pose, places, radii, view.walls, self.settings.period, self.settings.limits.high[1])
+        commands = self._towards(command, previous)
+        return Decision(commands[0], 'search', {}, commands)
 
     def _stop(self, previous: np.ndarray) -> np.ndarray:
+        return self._towards(np.zeros(2), previous)
+
+    def _towards(self, command: np.ndarray, previous: np.ndarray) -> np.ndarray:
+        """Return the commands (T, 2) up to the horizon that approach one (2,) within the limits and then repeat it."""
         commands = [previous[None]]
         for _ in range(self._steps()):
-            commands.append(limited(np.zeros((1, 2)), commands[-1], self.settings.limits))
+            commands.append(limited(command[None], commands[-1], self.settings.limits))
         return np.concatenate(commands[1:])
 
 

@@ -46,10 +46,11 @@ class Forecast(Protocol):
 
 def deciding(limits: Limits = LIMITS, period: float = PERIOD) -> Settings:
     """Return DECIDING for a base with these limits and for a frame each ``period`` s. A base that brakes gently has to be
-    warned earlier: its veto looks as far ahead as it needs to stop."""
+    warned earlier: its veto looks as far ahead as it needs to stop, up to the far horizon, which is all that is forecast."""
     braking = max(limits.high[0], -limits.low[0]) / limits.rate[0]
-    veto = replace(DECIDING.veto, within=max(DECIDING.veto.within, _BEFORE_BRAKING + braking))
-    return replace(DECIDING, veto=veto, limits=limits, period=period)
+    within = max(DECIDING.veto.within, _BEFORE_BRAKING + braking)
+    horizon = min(DECIDING.far_horizon, max(DECIDING.horizon, PERIOD * math.ceil(within / PERIOD)))
+    return replace(DECIDING, veto=replace(DECIDING.veto, within=within), horizon=horizon, limits=limits, period=period)
 
 
 class Odometry:

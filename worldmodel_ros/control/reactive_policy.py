@@ -189,10 +189,11 @@ class Search:
         """Reset the search: the target is known."""
         self._ticks, self._place = 0, None
 
-    def command(self, pose: np.ndarray, obstacles: np.ndarray, radii: np.ndarray, walls: np.ndarray, period: float
-                ) -> np.ndarray:
-        """Return the command (2,) for a robot at ``pose`` (3,), called every ``period`` s; the rest as for ``drive``."""
-        spent = self._ticks * period
+    def command(self, pose: np.ndarray, obstacles: np.ndarray, radii: np.ndarray, walls: np.ndarray, period: float,
+                fastest: float = math.inf) -> np.ndarray:
+        """Return the command (2,) for a robot at ``pose`` (3,), called every ``period`` s; ``fastest`` [rad/s]: of a base that
+        turns more slowly, and thus for longer. The rest as for ``drive``."""
+        spent = self._ticks * period * (min(1.0, fastest / SPIN[1]) or 1.0)
         self._ticks += 1
         if spent < self.SPIN_S:
             return SPIN
