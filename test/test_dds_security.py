@@ -47,12 +47,15 @@ def refusal(keystore, library='with', enclave='/arm', **environment):
 
 def test_a_node_that_can_be_secure_starts_and_one_that_is_not_told_to_be_does_not_look(keystore):
     assert refusal(keystore) == refusal(keystore, library=None) == ''
-    assert refusal(keystore, 'without', ROS_SECURITY_ENABLE='false') == ''
+    for value in ('false', 'False', '0', 'no', 'off', ''):
+        assert refusal(keystore, 'without', ROS_SECURITY_ENABLE=value) == ''
     assert dds_security.refusal([], {}, keystore / 'without') == ''
 
 
 @pytest.mark.parametrize('changes, reason', [
-    ({'library': 'without'}, 'was built without DDS security'),
+    ({'ROS_SECURITY_ENABLE': 'True'}, 'must be written "true", not "True"'),
+    ({'ROS_SECURITY_ENABLE': 'TRUE'}, 'must be written "true"'), ({'ROS_SECURITY_ENABLE': 'true '}, 'must be written "true"'),
+    ({'ROS_SECURITY_ENABLE': '1'}, 'must be written "true"'), ({'library': 'without'}, 'was built without DDS security'),
     ({'ROS_SECURITY_STRATEGY': 'Permissive'}, 'set it to Enforce'), ({'ROS_SECURITY_STRATEGY': ''}, 'set it to Enforce'),
     ({'enclave': '/leg'}, 'leg has no identity_ca.cert.pem'), ({'ROS_SECURITY_ENCLAVE_OVERRIDE': '/leg'}, 'leg has no'),
     ({'ROS_SECURITY_KEYSTORE': ''}, 'ROS_SECURITY_KEYSTORE has no')])

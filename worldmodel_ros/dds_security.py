@@ -8,12 +8,13 @@ from pathlib import Path
 POLICY = 'sros2_policy.xml'  # in config/
 _LIBRARY = re.compile(r'\S*/lib(?:fastrtps|fastdds)\.so\S*')
 _PLUGIN = b'dds.sec.auth'  # the security plugins' properties are only in a Fast DDS built with them
+_OFF = ('', '0', 'false', 'no', 'off')  # in lower case
 _FILES = ('identity_ca.cert.pem', 'cert.pem', 'key.pem', 'permissions_ca.cert.pem', 'governance.p7s', 'permissions.p7s')
 
 
 def is_asked_for(environment: Mapping[str, str]) -> bool:
-    """Return whether ROS 2's environment variable enables security for nodes."""
-    return environment.get('ROS_SECURITY_ENABLE', '').lower() == 'true'
+    """Return whether ROS 2's environment variable requests security for nodes, also if in a spelling that rcl ignores."""
+    return environment.get('ROS_SECURITY_ENABLE', '').strip().lower() not in _OFF
 
 
 def loaded_library() -> Path | None:
@@ -42,11 +43,15 @@ def refusal(arguments: Sequence[str], environment: Mapping[str, str], library: P
     """
     Return why a process with security enabled must not start; empty if security is not enabled, or is available.
 
-    rcl itself continues unprotected if the strategy is not Enforce and something is missing. ``library``: from
-    ``loaded_library``; with a middleware other than Fast DDS, Enforce is the only safeguard.
+    rcl itself continues unprotected if ROS_SECURITY_ENABLE is not exactly ``true``, or if the strategy is not Enforce and
+    something is missing. ``library``: from ``loaded_library``; with a middleware other than Fast DDS, Enforce is the only
+    safeguard.
     """
     if not is_asked_for(environment):
         return ''
+    enable = environment['ROS_SECURITY_ENABLE']
+    if enable != 'true':
+        return f'ROS_SECURITY_ENABLE must be written "true", not "{enable}": ROS 2 takes anything else for false'
     strategy = environment.get('ROS_SECURITY_STRATEGY', '')
     if strategy != 'Enforce':
         return (f'ROS_SECURITY_ENABLE is true, and with ROS_SECURITY_STRATEGY={strategy or "Permissive"} nodes start without '
