@@ -119,6 +119,17 @@ def test_a_node_that_is_silent_because_it_makes_the_transition_is_not_given_up(s
     assert slow.configured == 1
 
 
+def test_its_own_node_is_in_the_namespace_of_the_node_that_it_activates(context):
+    looker, process = Node('looker', context=context), start(*activation_command('/left/nobody', 60.0))
+    try:
+        end = time.monotonic() + 60.0
+        while ('lifecycle_client', '/left') not in looker.get_node_names_and_namespaces():
+            assert time.monotonic() < end and process.poll() is None
+            time.sleep(0.05)
+    finally:
+        interrupt(process)
+
+
 @pytest.mark.parametrize('options, code', [((), 130), (('--zero-when-interrupted',), 0)])
 def test_an_interrupt_is_a_clean_end_whenever_it_comes(options, code):
     # From before there is an interpreter, over the imports, until it waits for a node that is not there.

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import shutil
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import time
 from pathlib import Path
 from collections.abc import Callable, Mapping
 
+from worldmodel_ros import dds_security
 from worldmodel_ros.bringup.defaults import ACTIVATION_TIMEOUT
 from worldmodel_ros.bringup.description import NodeDescription
 from worldmodel_ros.bringup.shared_memory import owned_segments, remove_segments
@@ -45,8 +47,13 @@ def signal_prefix(option: str) -> list[str]:
 
 
 def activation_command(node: str, timeout: float) -> list[str]:
-    """Return the command that activates the lifecycle node of that full name within ``timeout`` seconds."""
-    return [sys.executable, '-m', 'worldmodel_ros.nodes.common.lifecycle_client', node, 'active', '--timeout', str(timeout)]
+    """
+    Return the command that activates the lifecycle node of that full name within ``timeout`` seconds; if DDS security is
+    requested, from the enclave ``operator`` of the node's namespace.
+    """
+    enclave = ['--enclave', f'{node.rpartition("/")[0]}/operator'] if dds_security.is_asked_for(os.environ) else []
+    return [sys.executable, '-m', 'worldmodel_ros.nodes.common.lifecycle_client', node, 'active', '--timeout', str(timeout),
+            *enclave]
 
 
 class NodeProcess:

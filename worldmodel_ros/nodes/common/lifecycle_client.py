@@ -172,9 +172,11 @@ def main(args: list[str] | None = None) -> int:
     parser.add_argument('node', help='full name, such as /robot1/world_model_node')
     parser.add_argument('goal', choices=GOALS)
     parser.add_argument('--timeout', type=float, default=60.0, help='seconds (default: %(default)s)')
+    parser.add_argument('--enclave', help='of DDS security (default: /)')
     parser.add_argument(ZERO_WHEN_INTERRUPTED, action='store_true',
                         help='end with 0 after SIGINT, not 130: for launch, which takes any other code for a crash')
     options = parser.parse_args(args)
+    target = '/' + options.node.lstrip('/')
     started = interrupted = False
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -186,9 +188,12 @@ def main(args: list[str] | None = None) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     signal.signal(signal.SIGINT, interrupt)
     try:
-        rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.SIGINT)
+        rclpy.init(args=['--ros-args', '--enclave', options.enclave] if options.enclave else [],
+                   signal_handler_options=SignalHandlerOptions.SIGINT)
+        # In the node's namespace, as all of a robot's policy for DDS security is.
         client = LifecycleClient(
-            Node('lifecycle_client', start_parameter_services=False, enable_rosout=False), options.node)
+            Node('lifecycle_client', namespace=target.rpartition('/')[0], start_parameter_services=False,
+                 enable_rosout=False), target)
         started = True
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         client.bring_to(options.goal, options.timeout)
