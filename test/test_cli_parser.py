@@ -1,8 +1,12 @@
 """The command line: what it accepts, what it says, and what it does not import."""
 import argparse
+import os
+import resource
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from demo_recordings import what_if
@@ -11,6 +15,7 @@ from worldmodel_ros import cli
 from worldmodel_ros.cli import arguments, checks
 from worldmodel_ros.sim.task_scenes import SCENES
 
+DOCS = Path(__file__).parent.parent / 'docs'
 PROGRAMS = ('demo', 'up', 'replay', 'record', 'what-if', 'sim', 'train', 'evaluate', 'export', 'doctor')
 
 
@@ -148,7 +153,7 @@ def test_doctor_says_what_is_missing_and_how_to_get_it(monkeypatch, capsys):
     monkeypatch.setattr(checks, 'MODULES', ('numpy', 'no_such_module'))
     finding = checks.packages({})
     assert finding.level is checks.Level.FAIL and 'no_such_module' in finding.text and finding.remedy
-    monkeypatch.setattr(checks, 'environment', dict)
+    monkeypatch.setattr(checks, 'environment', lambda logs: {})
     monkeypatch.setattr(checks, 'QUICK', (lambda _: finding, checks.python))
     assert cli.main(['doctor', '--quick']) == 1
     output = capsys.readouterr().out
@@ -156,7 +161,7 @@ def test_doctor_says_what_is_missing_and_how_to_get_it(monkeypatch, capsys):
 
 
 def test_doctor_is_content_with_warnings(monkeypatch, capsys):
-    monkeypatch.setattr(checks, 'environment', dict)
+    monkeypatch.setattr(checks, 'environment', lambda logs: {})
     monkeypatch.setattr(checks, 'QUICK', (checks.large_images,))
     assert cli.main(['doctor', '--quick']) == 0
     assert 'WARN' in capsys.readouterr().out
@@ -166,6 +171,30 @@ def test_doctor_refuses_what_is_no_topic():
     from worldmodel_ros.cli.checks import Level, camera
     found = camera('/front camera', 'tiny')
     assert found.level is Level.FAIL and "'/front camera' is no topic" in found.text and '--camera' in found.remedy
+
+
+def test_doctor_logs_to_a_folder_of_its_own_and_removes_it(monkeypatch, tmp_path):
+    def look(surroundings):
+        seen.append(Path(surroundings['ROS_LOG_DIR']))
+        seen[-1].joinpath('log').touch()
+        return checks.Finding(checks.Level.OK, '')
+    seen = []
+    monkeypatch.delenv('ROS_HOME', raising=False)
+    monkeypatch.delenv('ROS_LOG_DIR', raising=False)
+    monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path))
+    monkeypatch.setattr(checks, 'QUICK', (look,))
+    assert cli.main(['doctor', '--quick']) == cli.main(['doctor', '--quick']) == 0
+    assert seen[0] != seen[1] and {folder.parent for folder in seen} == {tmp_path} and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize('limit, level', [(0, 'WARN'), (29, 'WARN'), (30, 'OK'), (99, 'OK'), (resource.RLIM_INFINITY, 'OK')])
+def test_doctor_wants_the_real_time_priorities_that_the_shipped_files_request(limit, level, monkeypatch):
+    monkeypatch.setattr(os, 'geteuid', lambda: 1000)
+    monkeypatch.setattr(resource, 'getrlimit', lambda kind: (limit, limit))
+    found = checks.real_time({})
+    assert found.level.name == level
+    line = '@realtime - rtprio 30'
+    assert (line in found.remedy) == (level == 'WARN') and line in DOCS.joinpath('installing.md').read_text()
 
 
 def test_doctor_survives_what_crashes():

@@ -117,8 +117,8 @@ def test_a_node_is_activated_from_the_enclave_of_the_operator(namespace, monkeyp
     assert done.returncode == 1 and f"{tmp_path}/enclaves{namespace}/operator'" in done.stderr
 
 
-def test_doctor_says_what_there_is():
-    surroundings = checks.environment()
+def test_doctor_says_what_there_is(tmp_path):
+    surroundings = checks.environment(str(tmp_path))
     found = checks.security(surroundings)
     has = dds_security.loaded_library() is not None and dds_security.has_security(dds_security.loaded_library())
     assert found.level is checks.Level.OK and ('has DDS security' if has else 'has no DDS security') in found.text
@@ -130,7 +130,7 @@ def test_doctor_looks_for_the_keys_of_the_operator_too(keystore, monkeypatch):
     monkeypatch.setattr(dds_security, 'has_security', lambda library: True)
     for name in checks.EXECUTABLES:
         (keystore / 'enclaves' / name).symlink_to(keystore / 'enclaves' / 'arm')
-    surroundings = {**checks.environment(), **SECURE, 'ROS_SECURITY_KEYSTORE': str(keystore)}
+    surroundings = {**checks.environment(str(keystore)), **SECURE, 'ROS_SECURITY_KEYSTORE': str(keystore)}
     assert 'enclaves/operator has no' in checks.security(surroundings).text
     (keystore / 'enclaves' / 'operator').symlink_to(keystore / 'enclaves' / 'arm')
     assert checks.security(surroundings).level is checks.Level.OK
@@ -138,8 +138,8 @@ def test_doctor_looks_for_the_keys_of_the_operator_too(keystore, monkeypatch):
 
 @pytest.mark.ros
 @pytest.mark.untimed
-def test_doctor_needs_no_keys_for_the_message_that_it_sends():
-    found = checks.ros({**checks.environment(), **SECURE, 'ROS_SECURITY_KEYSTORE': '/nowhere'})
+def test_doctor_needs_no_keys_for_the_message_that_it_sends(tmp_path):
+    found = checks.ros({**checks.environment(str(tmp_path)), **SECURE, 'ROS_SECURITY_KEYSTORE': '/nowhere'})
     assert found.level is checks.Level.OK, found.text
 
 

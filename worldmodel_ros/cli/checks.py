@@ -7,7 +7,6 @@ import resource
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
@@ -73,12 +72,11 @@ class Finding:
     remedy: str = ''
 
 
-def environment() -> dict[str, str]:
-    """Return the environment that the nodes will have on this machine."""
+def environment(logs: str) -> dict[str, str]:
+    """Return the environment that the nodes will have on this machine; ROS logs go to the folder ``logs``."""
     from worldmodel_ros.bringup.description import load
     from worldmodel_ros.bringup.environment import free_domain_id, node_environment
-    logs = Path(tempfile.gettempdir()) / 'worldmodel_doctor'
-    return node_environment(load().environment, free_domain_id(), str(logs), this_machine_only=True)
+    return node_environment(load().environment, free_domain_id(), logs, this_machine_only=True)
 
 
 def python(_: dict[str, str]) -> Finding:
@@ -206,11 +204,13 @@ def cores(_: dict[str, str]) -> Finding:
 
 def real_time(_: dict[str, str]) -> Finding:
     """Check for permission to use real-time scheduling."""
-    if os.geteuid() == 0 or resource.getrlimit(resource.RLIMIT_RTPRIO)[0] > 0:
+    needed, limit = _highest_priority(), resource.getrlimit(resource.RLIMIT_RTPRIO)[0]
+    if os.geteuid() == 0 or limit == resource.RLIM_INFINITY or limit >= needed:
         return Finding(Level.OK, 'real-time priorities are permitted (parameter realtime_priority)')
     return Finding(
-        Level.WARN, 'real-time priorities are not permitted: on a busy machine, more commands will be late and rejected',
-        'add "@realtime - rtprio 80" to /etc/security/limits.d/realtime.conf, and your user to the group "realtime"')
+        Level.WARN, f'real-time priorities up to {needed} are not permitted: on a busy machine, more commands will be late and '
+                    'rejected',
+        f'add "@realtime - rtprio {needed}" to /etc/security/limits.d/realtime.conf, and your user to the group "realtime"')
 
 
 def camera(image_topic: str, model: str) -> Finding:
@@ -242,6 +242,15 @@ def camera(image_topic: str, model: str) -> Finding:
                        'set camera_height_m and camera_pitch_deg, or publish tf')
     text += f'; mounted {looked.mount.height:.2f} m high, pitched {looked.mount.pitch:.1f} degrees down'
     return Finding(Level.WARN, f'{text}: {looked.differences}') if looked.differences else Finding(Level.OK, text)
+
+
+def _highest_priority() -> int:
+    """Return the highest real-time priority that a node requests by its shipped parameter files."""
+    import yaml
+
+    from worldmodel_ros.bringup.description import load
+    files = [yaml.safe_load(path.read_text()) for node in load().nodes for path in node.parameter_files]
+    return max(node['ros__parameters'].get('realtime_priority', 0) for file in files for node in file.values())
 
 
 def _child(program: str, surroundings: dict[str, str]) -> tuple[int, str]:

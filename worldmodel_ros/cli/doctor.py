@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import argparse
+import tempfile
 
 _EXAMPLES = """\
 examples:
@@ -27,11 +28,17 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def _run(chosen: argparse.Namespace) -> int:
+    # Not a folder of a fixed name, which might be another user's.
+    with tempfile.TemporaryDirectory(prefix='worldmodel_doctor_') as logs:
+        return _check(chosen, logs)
+
+
+def _check(chosen: argparse.Namespace, logs: str) -> int:
     from worldmodel_ros.bringup.description import DescriptionError
     from worldmodel_ros.cli.checks import ALL, QUICK, Level, camera, environment
     from worldmodel_ros.paths import NotInstalledError
     try:
-        surroundings = environment()
+        surroundings = environment(logs)
     except (DescriptionError, NotInstalledError) as error:
         print(f'FAIL  {error}')
         return 1
