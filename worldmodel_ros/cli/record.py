@@ -54,10 +54,9 @@ def _run(chosen: argparse.Namespace) -> int:
     except (DescriptionError, NotInstalledError) as error:
         print(f'worldmodel record: {error}', file=sys.stderr)
         return 1
-    logs = Path(tempfile.gettempdir()) / 'worldmodel_record'
-    environment = node_environment(description.environment, arguments.domain_id() or 0, str(logs),
-                                   this_machine_only=False)
-    print(f'Recording ({network(environment)})', flush=True)
+    logs = tempfile.mkdtemp(prefix='worldmodel_record_')  # not a folder of a fixed name, which might be another user's
+    environment = node_environment(description.environment, arguments.domain_id() or 0, logs, this_machine_only=False)
+    print(f'Recording ({network(environment)}; logs in {logs})', flush=True)
     environment.update(node.own_environment(environment, description.environment))
     # Replace this process, so that every signal reaches the one that must complete the bag.
     os.execve(sys.executable, [sys.executable, str(executable), *node.ros_arguments(chosen.namespace)], environment)
