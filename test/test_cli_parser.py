@@ -63,6 +63,19 @@ def test_wrong_arguments_are_refused_with_what_is_allowed(line, complaint, capsy
     assert complaint in capsys.readouterr().err
 
 
+@pytest.mark.parametrize('program, name, option, values', [
+    ('up', 'set', '--set', [('seed', '7'), ('goal', 'red'), ('model', 'tiny')]),
+    ('up', 'parameters', '--parameters', [Path('limits.yaml'), Path('arm.yaml'), Path('mine.yaml')]),
+    ('record', 'parameters', '--parameters', [Path('limits.yaml'), Path('arm.yaml'), Path('mine.yaml')]),
+    ('gateway', 'origins', '--origin', ['https://one', 'https://two', 'https://three'])])
+def test_an_option_given_twice_has_the_values_of_both(program, name, option, values):
+    first, second, third = (':='.join(value) if name == 'set' else str(value) for value in values)
+    parser = cli.parser()
+    before = getattr(parser.parse_args([program]), name)
+    assert getattr(parser.parse_args([program, option, first, option, second, third]), name) == values
+    assert getattr(parser.parse_args([program]), name) == before and not before
+
+
 def test_goals_and_assignments_are_read():
     assert arguments.goals('red, blue') == ['red', 'blue']
     assert arguments.assignment('cmd_vel:=/base/cmd_vel') == ('cmd_vel', '/base/cmd_vel')

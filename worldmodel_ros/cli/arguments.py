@@ -78,9 +78,9 @@ def assignment(text: str) -> tuple[str, str]:
 
 def add_bringup(parser: argparse.ArgumentParser) -> None:
     """Add the options that configure the nodes: ``--set`` and ``--parameters``."""
-    parser.add_argument('--set', nargs='+', default=[], metavar='NAME:=VALUE', type=assignment,
+    parser.add_argument('--set', nargs='+', action='extend', default=[], metavar='NAME:=VALUE', type=assignment,
                         help='bring-up arguments, such as model and image (`worldmodel up --show-args` lists them all)')
-    parser.add_argument('--parameters', type=Path, nargs='+', default=[], metavar='FILE',
+    parser.add_argument('--parameters', type=Path, nargs='+', action='extend', default=[], metavar='FILE',
                         help='parameter files that override those in config/')
 
 

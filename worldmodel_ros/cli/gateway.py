@@ -54,8 +54,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--key', metavar='FILE', help='key of the certificate, PEM')
     parser.add_argument('--client-ca', metavar='FILE', help='clients need a certificate signed by this CA')
     parser.add_argument('--plaintext', action='store_true', default=None, help='allow other machines without TLS')
-    parser.add_argument('--origins', '--origin', nargs='+', metavar='URL', help='web pages whose scripts may connect '
-                        '(default: none; clients other than browsers send no origin)')
+    parser.add_argument('--origins', '--origin', nargs='+', action='extend', metavar='URL', help='web pages whose scripts may '
+                        'connect (default: none; clients other than browsers send no origin)')
     parser.add_argument('--message-mb', type=float, metavar='MB', help='maximum size of a message (default: 8)')
     parser.add_argument('--connects', type=float, metavar='N', help='connections per second from one address; '
                         'in total, ten times as many; 0: unlimited (default: 20)')

@@ -29,7 +29,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument('--namespace', type=arguments.namespace, default='', help='ROS namespace of the robot')
     arguments.add_topics(parser, 'image', 'compressed_image', 'camera_info', 'cmd_vel', 'odom')
     parser.add_argument('--sim-time', action='store_true', help='take the time from /clock')
-    parser.add_argument('--parameters', type=Path, nargs='+', default=[], metavar='FILE',
+    parser.add_argument('--parameters', type=Path, nargs='+', action='extend', default=[], metavar='FILE',
                         help='parameter files that override config/recorder.yaml')
     parser.set_defaults(run=_run)
 
