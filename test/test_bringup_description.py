@@ -185,8 +185,20 @@ def test_of_several_robots_each_has_frames_and_a_room_of_its_own():
             == nodes['sim_robot']['base_frame'] == 'left/base_link')
     with pytest.raises(bringup.DescriptionError, match='seed'):
         fleet.robots('sim', ['left', 'right'], {'seed': 'seven'})
-    with pytest.raises(bringup.DescriptionError, match='use_sim_time'):
-        fleet.robots('sim', ['left', 'right'], {'use_sim_time': 'true'})
+    for asked in ('true', 'yes', 'on', True):  # as YAML reads them
+        with pytest.raises(bringup.DescriptionError, match='use_sim_time'):
+            fleet.robots('sim', ['left', 'right'], {'use_sim_time': asked})
+    assert fleet.robots('sim', ['left', 'right'], {'use_sim_time': 'no'})
+
+
+def test_of_several_robots_each_has_a_bag_of_its_own():
+    def bags(namespaces, record):
+        return [values['record'] for _, values in fleet.robots('robot', namespaces, {'record': record})]
+    assert bags(['left'], 'drive') == ['drive']
+    assert bags(['left', '/right', 'floor_2/left', ''], 'out/drive') == [
+        'out/drive/left', 'out/drive/right', 'out/drive/floor_2.left', 'out/drive/robot']
+    for none in ('', None, 'false'):
+        assert bags(['left', 'right'], none) == [none, none]
 
 
 def test_a_shared_process_is_no_node_and_takes_its_parameters_as_options(write):

@@ -109,10 +109,10 @@ class Argument:
 
     def meant(self, given: Any) -> Any:
         """Return the parameter value for a given value."""
-        read = _read(given)
-        if isinstance(read, Hashable) and read in self.values:
-            return self.values[read]
-        return str(given) if self.text else read
+        value = read(given)
+        if isinstance(value, Hashable) and value in self.values:
+            return self.values[value]
+        return str(given) if self.text else value
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class Description:
             if not path.is_file():
                 raise DescriptionError(f'parameter file {path} does not exist')
         nodes = [node for node in self.nodes if target in (node.only_for or TARGETS)
-                 and (not node.only_with or any(_asks(given.get(name, False)) for name in node.only_with))]
+                 and (not node.only_with or any(asks(given.get(name, False)) for name in node.only_with))]
         parameters = parameters or {}
         for name in parameters:
             if name not in [node.name for node in nodes]:
@@ -187,7 +187,7 @@ class Description:
                        parameter_files=node.parameter_files + files)
 
 
-def _read(value: Any) -> Any:
+def read(value: Any) -> Any:
     """Return the value of an argument, parsed as YAML if it is text; invalid YAML stays text."""
     try:
         return yaml.safe_load(value) if isinstance(value, str) else value
@@ -195,9 +195,9 @@ def _read(value: Any) -> Any:
         return value
 
 
-def _asks(value: Any) -> bool:
+def asks(value: Any) -> bool:
     """Return whether a value requests a process on this machine."""
-    return _read(value) is not False and '://' not in str(value)
+    return read(value) is not False and '://' not in str(value)
 
 
 def absolute_namespace(namespace: str) -> str:
