@@ -21,6 +21,7 @@ from worldmodel_ros.evaluate.control.summary import mcnemar, p_values, table
 from worldmodel_ros.evaluate.control.tasks import RUN_TIME_TASKS, TASKS, expand, to_world
 from worldmodel_ros.evaluate.control.views import View
 from worldmodel_ros.motion import under_way
+from worldmodel_ros.nodes.judging.listener import Heard
 from worldmodel_ros.sim.odometry import WheelOdometry
 from worldmodel_ros.sim.scene import COLOURS
 from worldmodel_ros.sim.task_scenes import Variant
@@ -453,11 +454,22 @@ def test_the_command_stops_in_time(capsys):
     assert json.loads(capsys.readouterr().out)['tasks'] == {}
 
 
-@pytest.mark.parametrize('option', [('--seconds', '5'), ('--episodes', 'e.jsonl')])
+@pytest.mark.parametrize('option', [
+    ('--seconds', '5'), ('--episodes', 'e.jsonl'), ('--variants', 'stops'), ('--controllers', 'oracle'),
+    ('--rungs', 'two_step'), ('--workers', '2')])
 def test_what_is_not_done_over_ros_is_refused_there(capsys, monkeypatch, option):
     monkeypatch.setattr('worldmodel_ros.cli.evaluate_control_ros.drive', lambda *_: pytest.fail('it drives'))
     assert cli.main(['evaluate', 'control', '--seeds', '4000000:4000003', '--tasks', 'street', '--ros', *option]) == 1
-    assert 'without --ros' in capsys.readouterr().err
+    assert 'without --ros' in (said := capsys.readouterr().err) and option[0] in said
+
+
+def test_over_ros_the_latencies_are_given_or_none_where_no_command_arrived():
+    from worldmodel_ros.cli.evaluate_control_ros import summary
+    none = summary(Heard())
+    assert json.loads(json.dumps(none, allow_nan=False))['camera_to_command_ms'] == {
+        'p50': None, 'p99': None, 'max': None, 'n': 0}
+    some = summary(Heard(latencies=[0.03, 0.01, 0.02]))
+    assert some['camera_to_command_ms'] == {'p50': 20.0, 'p99': 29.8, 'max': 30.0, 'n': 3}
 
 
 def test_seeds_of_training_are_refused(capsys):

@@ -35,7 +35,7 @@ def add_control(parser: argparse.ArgumentParser) -> None:
                              f'runtime: the last four (default: {" ".join(_TASKS)}; with --goals: only those)')
     parser.add_argument('--goals', nargs='+', default=[], choices=('pose', 'image', 'colour'), metavar='G',
                         help='pose, image, colour: the tasks places, images and rooms, which consist of a goal only')
-    parser.add_argument('--controllers', nargs='+', default=list(_DEFAULT), metavar='C',
+    parser.add_argument('--controllers', nargs='+', metavar='C',
                         help='oracle, oracle_full_view, oracle_short_memory, tracker, frozen, reactive, b1; with the forecast: '
                              'b2, b2_seed_1, b2_seed_2, still, none, one_step, two_step, motion_unseen, another_future '
                              f'(default: {" ".join(_DEFAULT)})')
@@ -43,10 +43,11 @@ def add_control(parser: argparse.ArgumentParser) -> None:
                         help='learned scene forecast: name of a shipped one, or folder written by '
                              'python -m worldmodel_ros.train.scene.run (default: tiny)')
     parser.add_argument('--ros', action='store_true',
-                        help='run the rooms over real topics in real time, with the nodes and the forecast of --forecast')
+                        help='run the rooms of the plain tasks over real topics in real time, with the nodes and the forecast '
+                             'of --forecast; not with --controllers, --variants, --rungs and --workers')
     parser.add_argument('--log', type=Path, default=Path('out/control/log'), metavar='FOLDER',
                         help='folder for the node logs, with --ros (default: out/control/log)')
-    parser.add_argument('--rungs', nargs='+', default=['two_step'], choices=('two_step', 'one_step', 'head'),
+    parser.add_argument('--rungs', nargs='+', choices=('two_step', 'one_step', 'head'),
                         help='tiers whose measured time passes before a planned command takes effect: the first one in the '
                              'tasks, each other one as a variant; b1 has its own (default: two_step)')
     parser.add_argument('--variants', nargs='+', default=[], metavar='V',
@@ -81,8 +82,9 @@ def _run(chosen: argparse.Namespace) -> int:
 def _evaluate(chosen: argparse.Namespace) -> int:
     from worldmodel_ros.evaluate.control.run import Question, evaluate
     from worldmodel_ros.evaluate.quality.seeds import parse_seeds
-    question = Question(parse_seeds(chosen.seeds), _tasks(chosen), tuple(chosen.controllers), tuple(chosen.rungs),
-                        tuple(chosen.variants), chosen.model, chosen.backend, chosen.forecast)
+    question = Question(parse_seeds(chosen.seeds), _tasks(chosen), tuple(chosen.controllers or _DEFAULT),
+                        tuple(chosen.rungs or ('two_step',)), tuple(chosen.variants), chosen.model, chosen.backend,
+                        chosen.forecast)
     kept = None if chosen.episodes is None else Path(chosen.episodes)
     simulated.report('control', chosen,
                      lambda workers, progress: evaluate(question, workers, progress, kept, chosen.seconds))
@@ -98,6 +100,9 @@ def _tasks(chosen: argparse.Namespace) -> tuple[str, ...]:
 def _over_ros(chosen: argparse.Namespace) -> int:
     if chosen.episodes or chosen.seconds < math.inf:
         raise ValueError('--seconds and --episodes only work without --ros: leave them out, or give fewer seeds')
+    if given := [f'--{name}' for name in ('variants', 'controllers', 'rungs', 'workers')
+                 if getattr(chosen, name) not in (None, [])]:
+        raise ValueError(f'{", ".join(given)} only works without --ros, where the nodes drive in the plain tasks: leave it out')
     from worldmodel_ros.cli.evaluate_control_ros import drive
     from worldmodel_ros.evaluate.quality.seeds import parse_seeds
     tasks, seeds = _tasks(chosen), parse_seeds(chosen.seeds)

@@ -69,10 +69,10 @@ def listen(task: str, seeds: range, bringup: dict[str, str], log: Path, progress
 def summary(heard: Heard) -> dict:
     """Return the shares of tiers, the latencies, the choices and the share of vetoed candidates."""
     ticks = sum(count for tier, count in heard.tiers.items() if tier != 'none')
-    latencies = np.array(heard.latencies or [np.nan]) * 1e3
-    p50, p99, greatest = np.percentile(latencies, (50, 99, 100))
+    # None without a command: JSON has no NaN.
+    latencies = ([round(float(each), 1) for each in np.percentile(np.array(heard.latencies) * 1e3, (50, 99, 100))]
+                 if heard.latencies else [None] * 3)
     return {'ticks': {tier: round(count / max(1, ticks), 4) for tier, count in heard.tiers.most_common() if tier != 'none'},
-            'camera_to_command_ms': {'p50': round(float(p50), 1), 'p99': round(float(p99), 1), 'max': round(float(greatest), 1),
-                                     'n': len(heard.latencies)},
+            'camera_to_command_ms': {**dict(zip(('p50', 'p99', 'max'), latencies, strict=True)), 'n': len(heard.latencies)},
             'chosen': dict(heard.chosen.most_common()),
             'vetoed': round(heard.vetoed / max(1, heard.compared), 4)}
