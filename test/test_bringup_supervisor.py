@@ -259,6 +259,30 @@ def test_a_node_without_a_handler_is_interrupted_though_a_shell_in_the_backgroun
         signal.signal(signal.SIGINT, before)
 
 
+def test_a_node_that_is_being_spawned_at_ctrl_c_is_interrupted(supervisor, monkeypatch):
+    popen, spawning, go_on = process.subprocess.Popen, threading.Event(), threading.Event()
+
+    def start(*arguments, **options):
+        spawning.set()
+        assert go_on.wait(TIMEOUT)
+        return popen(*arguments, **options)
+    supervisor.add([node('plain')])
+    plain = supervisor.processes['/plain']
+    process.signal_prefix('--default-signal=INT')  # is kept: from here on only the node is started
+    monkeypatch.setattr(process.subprocess, 'Popen', start)
+    ctrl_c = threading.Timer(0.0, lambda: spawning.wait() and os.kill(os.getpid(), signal.SIGINT))
+    ctrl_c.start()
+    with pytest.raises(KeyboardInterrupt):
+        supervisor.start()
+    began = time.monotonic()
+    stopping = threading.Thread(target=supervisor.stop)
+    stopping.start()
+    wait_for(plain._stopping.is_set)
+    go_on.set()
+    stopping.join()
+    assert plain.exit_codes in ([0], [-signal.SIGINT]) and time.monotonic() - began < 10.0  # the grace time of ``supervisor``
+
+
 def test_a_node_that_ignores_the_interrupt_is_killed_after_the_grace_time(tmp_path):
     with Supervisor({}, tmp_path / 'log', grace=0.2) as supervisor:
         supervisor.add([node('deaf')])

@@ -167,6 +167,9 @@ class NodeProcess:
             started = self._spawn()
         finally:
             spawned.set()
+        if started and self._stopping.is_set():
+            # Ctrl-C has ended ``start``, and ``stop`` may have come before there was a process to interrupt.
+            self._signal(signal.SIGINT)
         while started:
             code = self._supervise_run()
             self._report(ready=False)
