@@ -213,6 +213,10 @@ def test_the_robots_own_count_of_late_commands_is_taken(observed):
     system.publish('/diagnostics', report('other/sim_robot', late='99', latencies_ms='1.0'))
     system.until(lambda: recording.robot.get('late') == '3')
     assert recording.robot_latencies == [0.0205, 0.031] and 'latencies_ms' not in recording.robot
+    observer.begin()
+    assert recording.robot_latencies == []  # of commands before
+    system.publish('/diagnostics', report('demo_test/sim_robot', latencies_ms='22.0'))
+    system.until(lambda: recording.robot_latencies == [0.022])
     assert observer.finish(timeout=0.1) is None     # an old report does not count
     news = report('demo_test/sim_robot', late='4')
     publisher = system.node.create_timer(0.05, lambda: system.publish('/diagnostics', news))

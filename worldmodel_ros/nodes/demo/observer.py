@@ -65,6 +65,8 @@ class DemoObserver(Node):
 
     def begin(self) -> None:
         """Begin the recording with the next command that answers an observation."""
+        with self._diagnosed:
+            self.recording.robot_latencies.clear()  # of commands before
         self._asked = time.monotonic()
 
     def set_goal(self, goal: str) -> None:
