@@ -1,6 +1,9 @@
 """Latency, gains, slip and pitch are fitted within their bounds of the simulator's truth, or refused with words."""
 import math
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -28,6 +31,7 @@ from std_msgs.msg import Bool
 
 from worldmodel_ros import cli
 from worldmodel_ros.bags.problems import BagError
+from worldmodel_ros.bringup.process import signal_prefix
 from worldmodel_ros.calibrate import pattern, recording
 from worldmodel_ros.calibrate.recording import Signals, calibrate, read, with_time_out
 from worldmodel_ros.calibrate.response import CannotTell, fit
@@ -402,6 +406,25 @@ def test_a_deadman_that_is_let_go_stops_the_robot_and_nothing_is_told(robot):
         drive(run_of())
     moving = [at for at, command in base.heard if any(command)]
     assert moving and base.heard[-1][1] == (0.0, 0.0) and base.heard[-1][0] > moving[-1]
+
+
+@pytest.mark.ros
+@pytest.mark.waiting
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGHUP])
+def test_a_calibration_that_is_ended_by_a_signal_stops_the_robot(robot, number):
+    base = robot()
+    process = subprocess.Popen([*signal_prefix(f'--default-signal={number.name}'), sys.executable, '-m', 'worldmodel_ros.cli',
+                                'calibrate', '--drive', '--deadman', 'deadman'], stderr=subprocess.PIPE, text=True)
+    try:
+        end = time.monotonic() + 60.0
+        while not any(any(command) for _, command in base.heard):
+            assert process.poll() is None and time.monotonic() < end
+            time.sleep(0.02)
+        process.send_signal(number)
+        said = process.communicate(timeout=30.0)[1]
+    finally:
+        process.kill()
+    assert 'KeyboardInterrupt' in said and base.heard[-1][1] == (0.0, 0.0)
 
 
 @pytest.mark.ros

@@ -88,6 +88,17 @@ class End:
             os.write(self._write, b'.')
 
 
+def as_ctrl_c() -> None:
+    """
+    Make SIGTERM, and SIGHUP of a terminal that is closed, raise KeyboardInterrupt as Ctrl-C does.
+
+    Call it from the main thread. A signal that is ignored stays so: SIGHUP under ``nohup``.
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
+
+
 def ignore() -> None:
     """Ignore both signals from now on."""
     for number in SIGNALS:

@@ -5,6 +5,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from worldmodel_ros import interrupts
 from worldmodel_ros.cli import arguments
 
 _EXAMPLES = """\
@@ -75,4 +76,5 @@ def _drive(chosen: argparse.Namespace):
     from worldmodel_ros.nodes.calibrator.node import Run, drive
     run = Run(chosen.deadman, chosen.button, chosen.cmd_vel or 'cmd_vel', chosen.odometry or 'odom', not chosen.twist,
               chosen.speed, chosen.turn, chosen.namespace)
+    interrupts.as_ctrl_c()  # so that the robot is told to stand
     return drive(run, lambda text: print(text, file=sys.stderr, flush=True))

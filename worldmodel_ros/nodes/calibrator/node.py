@@ -106,8 +106,8 @@ def drive(run: Run, say: Callable[[str], None] = lambda text: None, context: Con
     """
     Drive the pattern once everything is ready; return what was commanded and measured.
 
-    The robot is stopped when the deadman is released, on any error, and at the end. Raises RuntimeError, with the reason, if
-    the pattern was not completed.
+    The robot is stopped when the deadman is released, on any error or KeyboardInterrupt, and at the end. Raises RuntimeError,
+    with the reason, if the pattern was not completed.
     """
     own = context is None
     context = context or Context()
