@@ -76,6 +76,19 @@ def test_an_option_given_twice_has_the_values_of_both(program, name, option, val
     assert getattr(parser.parse_args([program]), name) == before and not before
 
 
+def test_no_option_with_several_values_drops_those_given_before():
+    def options(parser):
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for each in action.choices.values():
+                    yield from options(each)
+            elif action.option_strings and action.nargs == '+':
+                yield action
+    found = list(options(cli.parser()))
+    assert len(found) > 10
+    assert [action.option_strings for action in found if not isinstance(action, argparse._ExtendAction)] == []
+
+
 def test_goals_and_assignments_are_read():
     assert arguments.goals('red, blue') == ['red', 'blue']
     assert arguments.assignment('cmd_vel:=/base/cmd_vel') == ('cmd_vel', '/base/cmd_vel')

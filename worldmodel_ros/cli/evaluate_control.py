@@ -29,13 +29,13 @@ def add_control(parser: argparse.ArgumentParser) -> None:
     """Add the arguments and the run function of ``evaluate control``."""
     parser.add_argument('--seeds', required=True, metavar='A:B',
                         help='seeds of the rooms, from A up to but not including B; none that training may use')
-    parser.add_argument('--tasks', nargs='+', metavar='T',
+    parser.add_argument('--tasks', nargs='+', action='extend', metavar='T',
                         help='intercept, street, recall, rooms, places, images, any_images (also of walls only), follow, '
                              'second_ball, avoid_red, pass_behind; '
                              f'runtime: the last four (default: {" ".join(_TASKS)}; with --goals: only those)')
-    parser.add_argument('--goals', nargs='+', default=[], choices=('pose', 'image', 'colour'), metavar='G',
+    parser.add_argument('--goals', nargs='+', action='extend', default=[], choices=('pose', 'image', 'colour'), metavar='G',
                         help='pose, image, colour: the tasks places, images and rooms, which consist of a goal only')
-    parser.add_argument('--controllers', nargs='+', metavar='C',
+    parser.add_argument('--controllers', nargs='+', action='extend', metavar='C',
                         help='oracle, oracle_full_view, oracle_short_memory, tracker, frozen, reactive, b1; with the forecast: '
                              'b2, b2_seed_1, b2_seed_2, still, none, one_step, two_step, motion_unseen, another_future '
                              f'(default: {" ".join(_DEFAULT)})')
@@ -47,10 +47,10 @@ def add_control(parser: argparse.ArgumentParser) -> None:
                              'of --forecast; not with --controllers, --variants, --rungs and --workers')
     parser.add_argument('--log', type=Path, default=Path('out/control/log'), metavar='FOLDER',
                         help='folder for the node logs, with --ros (default: out/control/log)')
-    parser.add_argument('--rungs', nargs='+', choices=('two_step', 'one_step', 'head'),
+    parser.add_argument('--rungs', nargs='+', action='extend', choices=('two_step', 'one_step', 'head'),
                         help='tiers whose measured time passes before a planned command takes effect: the first one in the '
                              'tasks, each other one as a variant; b1 has its own (default: two_step)')
-    parser.add_argument('--variants', nargs='+', default=[], metavar='V',
+    parser.add_argument('--variants', nargs='+', action='extend', default=[], metavar='V',
                         help='in addition to the plain tasks. shifted: faster and more movers; stops: shuttles stop at random; '
                              'delay: 200 ms more; camera_wide, camera_wider: 640x480, distorted, 110 degrees across or down; '
                              'camera_pitched: camera_wider, 5 degrees further down; these three also with _uncorrected; '

@@ -38,7 +38,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     judging = parser.add_mutually_exclusive_group()
     judging.add_argument('--held-out', type=_share, default=0.25, metavar='SHARE',
                          help='part at the end of each recording that is held out for evaluation (default: 0.25)')
-    judging.add_argument('--held-out-bag', type=Path, nargs='+', default=[], metavar='BAG',
+    judging.add_argument('--held-out-bag', type=Path, nargs='+', action='extend', default=[], metavar='BAG',
                          help='recordings to evaluate on instead; the others are used for training in full')
     time = parser.add_mutually_exclusive_group()
     time.add_argument('--minutes', type=arguments.positive, help='training time (default: 2 on a GPU, 20 on a CPU)')

@@ -48,14 +48,14 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
                         help='these stages only (default: all of the configuration); not with variants')
     parser.add_argument('--set', action='append', default=[], metavar='KEY=VALUE', dest='overrides',
                         help='override a key of the configuration, such as teacher.steps=1000; may be repeated')
-    parser.add_argument('--data', type=Path, nargs='+', metavar='FOLDER',
+    parser.add_argument('--data', type=Path, nargs='+', action='extend', metavar='FOLDER',
                         help='LeRobot datasets instead of simulated episodes (data.folders)')
     parser.add_argument('--init', type=Path,
                         help='shipped model or folder to start from, instead of the training stages before the first of '
                              '--stages; its autoencoder is kept')
     parser.add_argument('--device', default='auto', help='cuda, cpu or auto (default)')
     parser.add_argument('--gpus', type=int, default=1, help='number of processes, one per GPU (default: 1)')
-    parser.add_argument('--take-from', type=Path, nargs='+', default=[], metavar='RUN',
+    parser.add_argument('--take-from', type=Path, nargs='+', action='extend', default=[], metavar='RUN',
                         help='folders of other runs, from which stages with the same configuration are taken')
     parser.set_defaults(run=_run)
 

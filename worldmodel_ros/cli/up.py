@@ -35,7 +35,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--target', choices=('sim', 'robot'), default='sim',
                         help='simulated or real robot (default: sim)')
-    parser.add_argument('--namespace', type=arguments.namespace, nargs='+', default=[''], metavar='NAME',
+    parser.add_argument('--namespace', type=arguments.namespace, nargs='+', action='extend', metavar='NAME',
                         help='namespaces, one for each robot')
     arguments.add_bringup(parser)
     parser.add_argument('--show-args', action='store_true', help='list the arguments of --set, and start nothing')
@@ -70,7 +70,7 @@ def _run(chosen: argparse.Namespace) -> int:
             raise DescriptionError(f"argument '{min(without_effect)}' has no effect with --target {chosen.target}: leave it "
                                    f'out; --target {chosen.target} --show-args lists those that have one')
         return [(name, description.resolve(chosen.target, values, chosen.parameters))
-                for name, values in fleet.robots(chosen.target, chosen.namespace, dict(chosen.set))]
+                for name, values in fleet.robots(chosen.target, chosen.namespace or [''], dict(chosen.set))]
 
     return supervise('up', chosen, robots, starting, wait, this_machine_only=chosen.target == 'sim')
 

@@ -28,7 +28,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         'what-if', help='ask the running model for the outcomes of actions, and draw them',
         description='Asks the model for the outcome of each of several action sequences, starting now.',
         epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--names', nargs='+', choices=_MANEUVERS, metavar='NAME',
+    parser.add_argument('--names', nargs='+', action='extend', choices=_MANEUVERS, metavar='NAME',
                         default=['forward', 'left', 'right', 'stop'], help=f'one or more of {", ".join(_MANEUVERS)}')
     parser.add_argument('--horizon', type=arguments.positive, default=0.8,
                         help='how far to look ahead [s] (default: 0.8)')
