@@ -86,7 +86,7 @@ def test_no_option_with_several_values_drops_those_given_before():
                 yield action
     found = list(options(cli.parser()))
     assert len(found) > 10
-    assert [action.option_strings for action in found if not isinstance(action, argparse._ExtendAction)] == []
+    assert [action.option_strings for action in found if not isinstance(action, argparse._ExtendAction) or action.default] == []
 
 
 def test_goals_and_assignments_are_read():

@@ -7,6 +7,7 @@ from pathlib import Path
 from worldmodel_ros.cli import arguments
 
 _MANEUVERS = ('forward', 'left', 'right', 'stop', 'backward', 'policy')
+_NAMES = ('forward', 'left', 'right', 'stop')
 
 _EXAMPLES = """\
 examples:
@@ -29,7 +30,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         description='Asks the model for the outcome of each of several action sequences, starting now.',
         epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--names', nargs='+', action='extend', choices=_MANEUVERS, metavar='NAME',
-                        default=['forward', 'left', 'right', 'stop'], help=f'one or more of {", ".join(_MANEUVERS)}')
+                        help=f'one or more of {", ".join(_MANEUVERS)} (default: {" ".join(_NAMES)})')
     parser.add_argument('--horizon', type=arguments.positive, default=0.8,
                         help='how far to look ahead [s] (default: 0.8)')
     parser.add_argument('--goal', choices=arguments.GOALS, default='',
@@ -57,7 +58,7 @@ def _run(chosen: argparse.Namespace) -> int:
     try:
         images = (chosen.image or IMAGE, chosen.compressed_image or COMPRESSED_IMAGE)
         answer, observed = ask_once(
-            tuple(chosen.names), chosen.goal, chosen.horizon, chosen.namespace, chosen.timeout, images)
+            tuple(chosen.names or _NAMES), chosen.goal, chosen.horizon, chosen.namespace, chosen.timeout, images)
     except RuntimeError as error:
         print(f'worldmodel what-if: {error}', file=sys.stderr)
         return 1
