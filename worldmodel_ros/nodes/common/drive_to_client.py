@@ -12,8 +12,6 @@ import numpy as np
 import rclpy
 from action_msgs.msg import GoalStatus
 from rclpy.action import ActionClient
-from rclpy.context import Context
-from rclpy.executors import Executor, SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
 from rclpy.task import Future
@@ -63,20 +61,17 @@ class Wanted:
 
 def drive_to(wanted: Wanted, namespace: str = '') -> int:
     """Send a goal, print feedback and result, and return the exit code. Ctrl-C cancels the goal."""
-    context = Context()
-    rclpy.init(context=context, signal_handler_options=SignalHandlerOptions.NO)
+    rclpy.init(signal_handler_options=SignalHandlerOptions.NO)
     try:
-        node = Node('worldmodel_drive_to', namespace=namespace, context=context)
-        executor = SingleThreadedExecutor(context=context)
-        executor.add_node(node)
+        node = Node('worldmodel_drive_to', namespace=namespace)
         client = ActionClient(node, DriveTo, 'drive_to')
         if not client.wait_for_server(_DISCOVERY):
             print(f'no action {node.resolve_topic_name("drive_to")}: start a world_model_node in this ROS domain',
                   file=sys.stderr)
             return NOT_REACHED
-        return _drive(executor, client, wanted.message())
+        return _drive(node, client, wanted.message())
     finally:
-        rclpy.try_shutdown(context=context)
+        rclpy.try_shutdown()
 
 
 def in_words(told: DriveTo.Feedback) -> str:
@@ -87,7 +82,7 @@ def in_words(told: DriveTo.Feedback) -> str:
         *([] if math.isnan(told.predicted) else [f'there in {told.predicted:.1f} s']), f'risk {told.risk:.0%}'])
 
 
-def _drive(executor: Executor, client: ActionClient, goal: DriveTo.Goal) -> int:
+def _drive(node: Node, client: ActionClient, goal: DriveTo.Goal) -> int:
     shown = 0.0
 
     def show(message: DriveTo.Impl.FeedbackMessage) -> None:
@@ -99,15 +94,15 @@ def _drive(executor: Executor, client: ActionClient, goal: DriveTo.Goal) -> int:
 
     sent = client.send_goal_async(goal, feedback_callback=show)
     try:
-        handle = _wait(executor, client, lambda: sent, _ANSWER)
+        handle = _wait(node, client, lambda: sent, _ANSWER)
         if not handle.accepted:
             print('refused: the log of world_model_node says why', file=sys.stderr)
             return REFUSED
         # Asked for again: a node that was killed and started again does not know the goal, and says so at once.
-        answer = _wait(executor, client, handle.get_result_async, goal.timeout + _MARGIN if goal.timeout else math.inf, _AGAIN)
+        answer = _wait(node, client, handle.get_result_async, goal.timeout + _MARGIN if goal.timeout else math.inf, _AGAIN)
     except (KeyboardInterrupt, _Lost) as ending:
         _say(f'not reached: {ending}' if isinstance(ending, _Lost) else 'cancelling', sys.stderr)
-        _cancel(executor, client, sent)
+        _cancel(node, client, sent)
         return NOT_REACHED
     if answer.status == GoalStatus.STATUS_UNKNOWN:
         print('not reached: world_model_node was started again and does not know the goal any more', file=sys.stderr)
@@ -116,17 +111,17 @@ def _drive(executor: Executor, client: ActionClient, goal: DriveTo.Goal) -> int:
     return REACHED if answer.status == GoalStatus.STATUS_SUCCEEDED else NOT_REACHED
 
 
-def _cancel(executor: Executor, client: ActionClient, sent: Future) -> None:
+def _cancel(node: Node, client: ActionClient, sent: Future) -> None:
     """Cancel a goal, also one that is not accepted yet."""
     try:
-        handle = _wait(executor, client, lambda: sent, _CANCEL)
+        handle = _wait(node, client, lambda: sent, _CANCEL)
         if handle.accepted:
-            _wait(executor, client, handle.cancel_goal_async, _CANCEL)
+            _wait(node, client, handle.cancel_goal_async, _CANCEL)
     except _Lost as error:
         _say(f'not cancelled: {error}; the robot may still drive', sys.stderr)
 
 
-def _wait(executor: Executor, client: ActionClient, ask: Callable[[], Future], limit: float, again: float = math.inf):
+def _wait(node: Node, client: ActionClient, ask: Callable[[], Future], limit: float, again: float = math.inf):
     """Return the answer to ``ask``, which is called again every ``again`` s. Raises _Lost, after ``limit`` s at the latest."""
     future = ask()
     asked = ready = time.monotonic()
@@ -141,7 +136,7 @@ def _wait(executor: Executor, client: ActionClient, ask: Callable[[], Future], l
             raise _Lost(f'no answer from world_model_node within {limit:g} s')
         if now - asked > again:
             future, asked = ask(), now
-        executor.spin_until_future_complete(future, timeout_sec=_SPIN)
+        rclpy.spin_until_future_complete(node, future, timeout_sec=_SPIN)
     return future.result()
 
 
