@@ -1,27 +1,17 @@
 """Goals as ROS 2 users have them: poses, and the action drive_to with feedback, cancel and pre-emption, over real DDS."""
 import contextlib
 import math
-import signal
-import subprocess
-import sys
 import threading
 import time
-from concurrent.futures import Future as Promise
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import rclpy
 from action_msgs.msg import GoalStatus
-from dds import on_its_thread
 from geometry_msgs.msg import PoseStamped
 from nav_msgs.msg import Odometry
 from PIL import Image as Pixels
-from rclpy.action import ActionClient, ActionServer, CancelResponse, GoalResponse
-from rclpy.context import Context
-from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
-from rclpy.node import Node
-from rclpy.task import Future as RosFuture
+from rclpy.action import ActionClient
 from sensor_msgs.msg import Image
 from std_msgs.msg import String
 from test_world_model_node_deciding import SLOT, Stream, forecasts
@@ -29,13 +19,11 @@ from world_model_rig import MOTION, active, rig, wait_for
 
 from worldmodel_ros import cli
 from worldmodel_ros.action import DriveTo
-from worldmodel_ros.bringup.process import signal_prefix
 from worldmodel_ros.control.pilot import SLOTS
 from worldmodel_ros.control.sight import NAME as SIGHT, Sight
 from worldmodel_ros.control.terms import Reach
 from worldmodel_ros.nodes.world_model.drive_to import said_of
 from worldmodel_ros.msg import ActionChunk, Decision, Task, Term
-from worldmodel_ros.nodes.common import drive_to_client
 from worldmodel_ros.nodes.common.drive_to_client import in_words
 from worldmodel_ros.nodes.common.messages import time_message
 from worldmodel_ros.nodes.common.qos import ODOMETRY, STATUS
@@ -396,111 +384,6 @@ def test_the_command_line_drives_to_a_goal(robot, capsys):
     assert '2.00 m left' in out and 'not reached within 0.7 s' in out
     assert cli.main(['drive-to']) == 2
     assert cli.main(['drive-to', 'red', '--yaw', '1.0']) == 2
-
-
-class Alone:
-    """An action server in the place of the node's, which accepts goals ``delay`` s late and never ends one by itself."""
-
-    def __init__(self, delay=0.0):
-        self.delay, self.asked, self.cancelled = delay, threading.Event(), threading.Event()
-        self.context = Context()
-        rclpy.init(context=self.context)
-        self.node = Node('alone', context=self.context, namespace='alone')
-        self.executor = SingleThreadedExecutor(context=self.context)
-        self.executor.add_node(self.node)
-        self.serve()
-        self.thread = threading.Thread(target=self._spin, daemon=True)
-        self.thread.start()
-
-    def serve(self):
-        self.server = ActionServer(self.node, DriveTo, 'drive_to', self._drive, goal_callback=self._ask,
-                                   cancel_callback=self._cancel)
-
-    def _spin(self):
-        with contextlib.suppress(ExternalShutdownException):
-            while self.context.ok():
-                self.executor.spin_once(timeout_sec=0.1)
-
-    def _ask(self, request):
-        self.asked.set()
-        time.sleep(self.delay)
-        return GoalResponse.ACCEPT
-
-    def _cancel(self, handle):
-        self.cancelled.set()
-        return CancelResponse.ACCEPT
-
-    async def _drive(self, handle):
-        await RosFuture(executor=self.executor)
-
-    def leave(self):
-        on_its_thread(self.executor, self.server.destroy)
-
-    def close(self):
-        rclpy.shutdown(context=self.context)
-        self.thread.join()
-
-
-@pytest.fixture
-def alone(monkeypatch):
-    for name in ('_AWAY', '_AGAIN', '_MARGIN'):
-        monkeypatch.setattr(drive_to_client, name, 1.0)
-    made = []
-
-    def make(**options):
-        made.append(Alone(**options))
-        return made[-1]
-    yield make
-    for each in made:
-        each.close()
-
-
-def driving_to(**options):
-    """Call ``drive_to`` on a thread; return its result as a future."""
-    promise = Promise()
-
-    def run():
-        promise.set_result(drive_to_client.drive_to(drive_to_client.Wanted('red', **options), 'alone'))
-    threading.Thread(target=run, daemon=True).start()
-    return promise
-
-
-@pytest.mark.parametrize('again, why', [(True, 'was started again'), (False, 'has left')])
-def test_a_client_whose_node_is_killed_does_not_wait_for_ever(alone, capsys, again, why):
-    server = alone()
-    code = driving_to()
-    assert server.asked.wait(20.0)
-    time.sleep(0.5)
-    server.leave()
-    if again:
-        on_its_thread(server.executor, server.serve)
-    assert code.result(30.0) == drive_to_client.NOT_REACHED
-    assert why in capsys.readouterr().err
-
-
-def test_a_client_whose_node_does_not_end_the_goal_in_time_cancels_it(alone, capsys):
-    server = alone()
-    assert driving_to(timeout=0.5).result(30.0) == drive_to_client.NOT_REACHED
-    assert 'no answer from world_model_node within 1.5 s' in capsys.readouterr().err
-    assert server.cancelled.is_set()
-
-
-@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_goal_that_is_not_accepted_yet_is_cancelled_by_a_signal(alone, number):
-    server = alone(delay=1.0)
-    command = [*signal_prefix(f'--default-signal={number.name}'), sys.executable, '-m', 'worldmodel_ros.cli', 'drive-to', 'red',
-               '--namespace', 'alone']
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            assert server.asked.wait(60.0)
-            if number == signal.SIGHUP:
-                process.stderr.close()  # as the terminal is
-            process.send_signal(number)
-            code = process.wait(30.0)
-        finally:
-            process.kill()
-        assert server.cancelled.is_set()
-        assert number == signal.SIGHUP or (code, process.stderr.read()) == (1, 'cancelling\n')
 
 
 def test_feedback_leaves_out_what_is_not_known():

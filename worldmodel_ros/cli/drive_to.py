@@ -5,7 +5,6 @@ import argparse
 import sys
 from pathlib import Path
 
-from worldmodel_ros import interrupts
 from worldmodel_ros.cli import arguments
 
 _EXAMPLES = """\
@@ -17,7 +16,7 @@ examples:
   worldmodel drive-to --image there.png       what the camera should see
 
 Needs a world_model_node with a forecast (worldmodel up --set forecast:=tiny) in this ROS domain. The exit code is 0 if the
-goal was reached, 1 if it was not, also if the node was restarted meanwhile, and 3 if it was refused.
+goal was reached, 1 if it was not, and 3 if it was refused.
 """
 
 
@@ -25,8 +24,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add the subcommand."""
     parser = subparsers.add_parser(
         'drive-to', help='drive to a goal, and report when it is reached',
-        description='Sends a goal to the action drive_to, shows its feedback, and cancels it on Ctrl-C, on SIGTERM and when '
-                    'the terminal is closed.',
+        description='Sends a goal to the action drive_to, shows its feedback, and cancels it on Ctrl-C.',
         epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('goal', nargs='?', choices=arguments.GOALS, help='goal object')
     parser.add_argument('--pose', type=float, nargs=2, metavar=('X', 'Y'), help='position [m]')
@@ -55,6 +53,5 @@ def _run(chosen: argparse.Namespace) -> int:
             print(f'worldmodel drive-to: {chosen.image} is not an image: {error}', file=sys.stderr)
             return 2
     from worldmodel_ros.nodes.common.drive_to_client import Wanted, drive_to
-    interrupts.as_ctrl_c()  # so that the goal is cancelled
     place = chosen.pose and (*chosen.pose, *(() if chosen.yaw is None else (chosen.yaw,)))
     return drive_to(Wanted(chosen.goal or '', place, chosen.frame, image, chosen.timeout), chosen.namespace)

@@ -1,12 +1,10 @@
 """Command-line client of the drive_to action."""
 
-import contextlib
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TextIO
 
 import numpy as np
 import rclpy
@@ -22,16 +20,7 @@ from worldmodel_ros.action import DriveTo
 REACHED, NOT_REACHED, REFUSED = 0, 1, 3  # exit codes
 _DISCOVERY = 10.0  # s
 _SHOWN = 0.5       # s, between two lines of feedback
-_ANSWER = 30.0     # s, for the answer to a goal, whose image a network evaluates first
-_MARGIN = 5.0      # s, for the result, in addition to the goal's timeout
-_CANCEL = 2.0      # s, for the answer to a goal that is to be cancelled, and again for that to its cancellation
-_AWAY = 5.0        # s, for which there may be no server
-_AGAIN = 3.0       # s, between two requests for the result
-_SPIN = 0.1        # s, at most, until a signal is noticed
-
-
-class _Lost(Exception):
-    """The server has left, or does not answer in time."""
+_CANCEL = 2.0      # s, for the answer to a cancellation
 
 
 @dataclass(frozen=True)
@@ -90,56 +79,24 @@ def _drive(node: Node, client: ActionClient, goal: DriveTo.Goal) -> int:
         told, now = message.feedback, time.monotonic()
         if now - shown >= _SHOWN:
             shown = now
-            _say(in_words(told), sys.stdout)
+            print(in_words(told), flush=True)
 
-    sent = client.send_goal_async(goal, feedback_callback=show)
+    handle = None
     try:
-        handle = _wait(node, client, lambda: sent, _ANSWER)
+        handle = _wait(node, client.send_goal_async(goal, feedback_callback=show))
         if not handle.accepted:
             print('refused: the log of world_model_node says why', file=sys.stderr)
             return REFUSED
-        # Asked for again: a node that was killed and started again does not know the goal, and says so at once.
-        answer = _wait(node, client, handle.get_result_async, goal.timeout + _MARGIN if goal.timeout else math.inf, _AGAIN)
-    except (KeyboardInterrupt, _Lost) as ending:
-        _say(f'not reached: {ending}' if isinstance(ending, _Lost) else 'cancelling', sys.stderr)
-        _cancel(node, client, sent)
-        return NOT_REACHED
-    if answer.status == GoalStatus.STATUS_UNKNOWN:
-        print('not reached: world_model_node was started again and does not know the goal any more', file=sys.stderr)
+        answer = _wait(node, handle.get_result_async())
+    except KeyboardInterrupt:
+        if handle is not None and handle.accepted:
+            print('cancelling', file=sys.stderr)
+            _wait(node, handle.cancel_goal_async(), _CANCEL)
         return NOT_REACHED
     print(answer.result.reason)
     return REACHED if answer.status == GoalStatus.STATUS_SUCCEEDED else NOT_REACHED
 
 
-def _cancel(node: Node, client: ActionClient, sent: Future) -> None:
-    """Cancel a goal, also one that is not accepted yet."""
-    try:
-        handle = _wait(node, client, lambda: sent, _CANCEL)
-        if handle.accepted:
-            _wait(node, client, handle.cancel_goal_async, _CANCEL)
-    except _Lost as error:
-        _say(f'not cancelled: {error}; the robot may still drive', sys.stderr)
-
-
-def _wait(node: Node, client: ActionClient, ask: Callable[[], Future], limit: float, again: float = math.inf):
-    """Return the answer to ``ask``, which is called again every ``again`` s. Raises _Lost, after ``limit`` s at the latest."""
-    future = ask()
-    asked = ready = time.monotonic()
-    end = asked + limit
-    while not future.done():
-        now = time.monotonic()
-        if client.server_is_ready():
-            ready = now
-        if now - ready > _AWAY:
-            raise _Lost('world_model_node has left this ROS domain')
-        if now > end:
-            raise _Lost(f'no answer from world_model_node within {limit:g} s')
-        if now - asked > again:
-            future, asked = ask(), now
-        rclpy.spin_until_future_complete(node, future, timeout_sec=_SPIN)
+def _wait(node: Node, future: Future, timeout: float | None = None):
+    rclpy.spin_until_future_complete(node, future, timeout_sec=timeout)
     return future.result()
-
-
-def _say(text: str, file: TextIO) -> None:
-    with contextlib.suppress(OSError):  # the terminal may be closed: the goal must be cancelled all the same
-        print(text, file=file, flush=True)
