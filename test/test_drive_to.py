@@ -299,7 +299,7 @@ def test_a_pose_is_a_goal_where_odometry_tells_where_the_robot_is(robot, capfd):
     chosen = next((each for each in ahead.candidates if each.name == ahead.chosen), None)
     assert chosen is None or chosen.x[-1] > 0.3  # it is straight ahead
     PLACES.clear()  # they would go along
-    for left in (1.62, 1.24, 0.86, 0.48, 0.1):  # no jump, which would be a reset
+    for left in (1.81, 1.62, 1.43, 1.24, 1.05, 0.86, 0.67, 0.48, 0.29, 0.1):  # no jump, which would be a reset
         robot.pose, GONE[0] = (1.0, 3.0 - left, math.pi / 2), 2.0 - left
         if left > 0.1:
             wait_for(lambda left=left: robot.feedback[-1][1].distance == pytest.approx(left, abs=0.01), 'the next step')
