@@ -20,7 +20,6 @@ from worldmodel_ros.train.run.points import Points
 
 pytestmark = pytest.mark.usefixtures('one_thread')
 CONFIGS = Path(__file__).resolve().parents[1] / 'config/train'
-STAYS = TILED.tile[0] * TILED.staying_slabs
 
 
 @pytest.fixture(scope='module')
@@ -76,7 +75,7 @@ def test_moments_are_all_so_many_frames_ahead(model):
         episode, frame = divmod(int(number), 40)
         assert torch.equal(pair, episodes.latents[episode, frame - 1:frame + 1].float())
         # The first frame that any chunk is judged at is the tenth after the window.
-        assert frame >= STAYS + TILED.window_frames + 9 - 1 - TILED.chunk_frames
+        assert frame >= TILED.staying_frames + TILED.window_frames + 9 - 1 - TILED.chunk_frames
     assert not torch.equal(found.imagined[1], found.imagined[2])
 
 
@@ -118,10 +117,10 @@ def test_a_resumed_stage_goes_on_with_its_clips_unless_its_episodes_are_others(m
     assert again.left == first.left == 1
     assert torch.equal(again._streams.latents, first._streams.latents)
     others = replace(pictured(), latents=pictured().latents.flip(0))
-    anew = objective_of(model, others)
-    anew.restore(state)
-    assert anew.left == 0
-    drawn = anew.draw(*random)
+    restarted = objective_of(model, others)
+    restarted.restore(state)
+    assert restarted.left == 0
+    drawn = restarted.draw(*random)
     assert torch.isfinite(drawn.latents).all()
 
 
@@ -135,7 +134,7 @@ def test_a_stage_that_could_not_be_judged_is_refused(model):
 def test_the_shipped_configuration_has_episodes_for_its_clips():
     config = read_config(CONFIGS / 'small_tiles_decoder.yaml')
     preset, decoder = config.model_preset, config.decoder.objective
-    assert config.clip_frames == preset.tile[0] * preset.staying_slabs + preset.window_frames + decoder.ahead
+    assert config.clip_frames == preset.staying_frames + preset.window_frames + decoder.ahead
     assert config.data.frames > config.clip_frames and decoder.details_fade
 
 

@@ -116,13 +116,18 @@ def test_a_reset_outlasts_the_gateway(served, gateways):
     assert reply['episode'] == 2 and served.service.ticks[-1].episode == 2
 
 
-def test_a_reset_that_comes_first_after_a_restart_forgets_what_was_before(served, gateways):
+def driven_before(gateways, resets):
+    """A gateway that ends after its robot was reset so often, and drove two steps each time."""
     first = gateways()
     with robot(first) as connection:
-        for _ in range(2):
+        for _ in range(resets):
             infer(connection, session_id='arm', endpoint='reset')
             drive(connection, 1, 2)
         first.stop()
+
+
+def test_a_reset_that_comes_first_after_a_restart_forgets_what_was_before(served, gateways):
+    driven_before(gateways, 2)
     second = gateways()
     with robot(second) as connection:
         infer(connection, session_id='arm', endpoint='reset')
@@ -138,11 +143,7 @@ def test_a_reset_that_comes_first_after_a_restart_forgets_what_was_before(served
 
 
 def test_a_reset_is_known_to_the_engine_when_the_next_gateway_ends_before_a_frame(served, gateways):
-    first = gateways()
-    with robot(first) as connection:
-        infer(connection, session_id='arm', endpoint='reset')
-        drive(connection, 1, 2)
-        first.stop()
+    driven_before(gateways, 1)
     second = gateways()
     with robot(second) as connection:
         infer(connection, session_id='arm', endpoint='reset')

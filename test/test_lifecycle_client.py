@@ -120,7 +120,7 @@ def test_a_node_that_is_silent_because_it_makes_the_transition_is_not_given_up(s
 
 
 def test_its_own_node_is_in_the_namespace_of_the_node_that_it_activates(context):
-    looker, process = Node('looker', context=context), start(*activation_command('/left/nobody', 60.0))
+    looker, process = Node('looker', context=context), start(*activation_command('/left/absent', 60.0))
     try:
         end = time.monotonic() + 60.0
         while ('lifecycle_client', '/left') not in looker.get_node_names_and_namespaces():

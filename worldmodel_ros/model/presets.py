@@ -132,6 +132,11 @@ class VideoPreset(SequencePreset):
         return self.sink_slabs + self.keyframe_slabs
 
     @property
+    def staying_frames(self) -> int:
+        """The same in frames; 0 without tiles."""
+        return self.tile[0] * self.staying_slabs if self.tile else 0
+
+    @property
     def context_frames(self) -> int:
         return self.window_frames + (self.keyframe_slabs * self.tile[0] if self.tile else 0)
 

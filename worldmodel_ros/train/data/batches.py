@@ -124,7 +124,7 @@ def _recalling(episodes: Episodes, preset: Preset, options: TeacherOptions, rng:
                generator: torch.Generator) -> Batch | None:
     """Draw clips in which every robot turns back, at the same frame, to what left its view; None if too few episodes do."""
     recalls, size, length = episodes.recalls(preset), preset.tile[0], options.clip_frames
-    stays = preset.staying_slabs * size
+    stays = preset.staying_frames
     first = stays + RECALL_AFTER
     count = recalls.sum(0) * (np.arange(recalls.shape[1]) >= first)
     count[length - preset.chunk_frames + size * ((recalls.shape[1] - length) // size) + 1:] = 0
@@ -146,7 +146,7 @@ def _after_sinks(episodes: Episodes, preset: Preset, options: TeacherOptions, ep
                  times: np.ndarray, starts: np.ndarray | None, rng: np.random.Generator, generator: torch.Generator) -> Batch:
     """Draw chunks over the frames ``index`` (F,) of episodes (B, 1), numbered ``times`` in their sessions, see
     ``after_sinks``; keyframes are each episode's own."""
-    sinks, stays = preset.sink_slabs * preset.tile[0], preset.staying_slabs * preset.tile[0]
+    sinks, stays = preset.sink_slabs * preset.tile[0], preset.staying_frames
     until = FrameOrder.committed(preset, times).until
     until[sinks:stays] = FOR_GOOD
     index = np.tile(index, (len(episode), 1))
@@ -189,7 +189,7 @@ def after_sinks(preset: Preset, frames: int, total: int, rng: np.random.Generato
     are a chunk that begins at ``moment``, if given, and RECALL_AFTER frames before it. Any time may have passed since the
     sinks, unless they were seen just before; keyframes were seen at any time in between.
     """
-    size, stays = preset.tile[0], preset.staying_slabs * preset.tile[0]
+    size, stays = preset.tile[0], preset.staying_frames
     least, most = 0, (total - frames) // size
     if moment is not None:
         least = max(0, -(-(moment + preset.chunk_frames - frames) // size))
@@ -224,7 +224,7 @@ def noisy_chunks(preset: Preset, options: TeacherOptions, clean: Tensor, context
     for clips that leave out the frames between those that stay in the session and the rest. ``starts`` of the chunks are drawn
     if not given."""
     b, f = clean.shape[:2]
-    stays = 0 if times is None else preset.staying_slabs * preset.tile[0]
+    stays = 0 if times is None else preset.staying_frames
     if starts is None:
         starts = clips.draw_starts(preset, f, options.chunks, rng, options.full_windows, stays + 1)
     observed = torch.ones(b, f, dtype=torch.bool, device=clean.device)

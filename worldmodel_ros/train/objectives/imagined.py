@@ -40,7 +40,7 @@ class ImaginedClips:
         self._depth, self._share, self._chunks = options.imagined_depth, options.imagined_share, options.chunks
         self._distance = options.imagined_distance
         k, f = self._preset.chunk_frames, options.clip_frames
-        self._stays = self._preset.tile[0] * self._preset.staying_slabs if self._preset.tile else 0  # frames
+        self._stays = self._preset.staying_frames
         # As many chunks as all other passes have, so that the compiler sees one shape.
         self.earliest = max(self._stays + 1, f - k * options.chunks)
         if options.chunks < 2 or f - self.earliest < 2 * k:

@@ -113,17 +113,14 @@ class OverTiles:
 
     def __init__(self, model: WorldModel, episodes: Episodes, options: DecoderOptions) -> None:
         preset = model.preset
-        stays = preset.tile[0] * preset.staying_slabs
         self._world = WorldObjective(model, episodes, TeacherOptions(
-            batch=options.streams, clip_frames=stays + preset.window_frames + options.ahead,
+            batch=options.streams, clip_frames=preset.staying_frames + preset.window_frames + options.ahead,
             chunks=options.ahead // preset.chunk_frames, context_noise=0.0, imagined_share=1.0,
             imagined_depth=options.ahead // preset.chunk_frames))
         self._clips = ImaginedClips(self._world)
 
     def draw(self, rng: np.random.Generator, generator: torch.Generator) -> Streams:
-        return self._streams(self._clips.go_on(self._world.draw, rng, generator))
-
-    def _streams(self, end: int) -> Streams:
+        end = self._clips.go_on(self._world.draw, rng, generator)
         held, first, dtype = self._clips.held, self._clips.first, self._world.episodes.latents.dtype
         latents = torch.stack([held[name][:, first - 1:end].to(dtype) for name in ('context', 'clean')])
         frame = held['frame'][:, first - 1:end]

@@ -35,7 +35,7 @@ class WorldObjective(Objective):
             raise ValueError(f'clip_frames is {options.clip_frames}, in {options.pieces} pieces: each must be longer than a '
                              f'chunk ({self.preset.chunk_frames} frames)')
         preset, tile = self.preset, self.preset.tile
-        stays = tile[0] * preset.staying_slabs if tile else 0
+        stays = preset.staying_frames
         if options.clip_frames <= stays + preset.chunk_frames:
             raise ValueError(f'clip_frames is {options.clip_frames}, and a clip of preset {preset.name!r} begins with {stays} '
                              f'frames of sinks and keyframes: it must be longer than these and a chunk')

@@ -265,8 +265,7 @@ class TrainConfig:
         stages = [stage for stage in (self.teacher, self.student, self.self_forcing, self.imitation) if stage]
         preset, decoder = self.model_preset, []
         if self.decoder:
-            stays = preset.tile[0] * preset.staying_slabs if preset.tile else 0
-            decoder = [stays + preset.window_frames + max(self.decoder.objective.ahead, 12)]
+            decoder = [preset.staying_frames + preset.window_frames + max(self.decoder.objective.ahead, 12)]
         return max([3, *decoder, *(stage.objective.clip_frames for stage in stages)])
 
     def of_stage(self, name: str) -> dict[str, Any]:
